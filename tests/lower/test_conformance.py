@@ -86,7 +86,7 @@ def check_rounding(sample: Sample, values: list[np.ndarray], *, done: set[str]) 
         assert row.rounds is not None
         x = jnp.abs(x) if row.rounds.dtype == "uint8" else x
         y = np.asarray(jax.jit(partial(row.fn, sample.node))(x, w))
-        rounded = row.rounds.left(x), jnp.asarray(row.rounds.right(sample.node, w))
+        rounded = row.rounds.left(sample.node, x), jnp.asarray(row.rounds.right(sample.node, w))
         exact = np.asarray(lower(sample.node, *rounded))
         np.testing.assert_array_equal(np.isnan(y), np.isnan(exact))
         finite = np.isfinite(exact)

@@ -138,12 +138,12 @@ class Rounding(NamedTuple):
 
     Attributes:
       dtype: the type.
-      left: returns the first operand rounded, in float32.
-      right: the same for the second, a weight, given the node; in NumPy.
+      left: returns the first operand rounded, in float32, given the node.
+      right: the same for the second, a weight, in NumPy.
     """
 
     dtype: str
-    left: Callable[[jax.Array], jax.Array]
+    left: Callable[[Node, jax.Array], jax.Array]
     right: Callable[[Node, np.ndarray], np.ndarray]
 
 
@@ -283,11 +283,11 @@ class Library(Protocol):
         """
         return ()
 
-    def narrow(self, node: Node, args: Sequence[Node]) -> Sequence[str]:
-        """Return its lowerings that round a node's operands to a narrower type, and for which this
-        machine has instructions.
+    def is_fast(self, row: Lowering, node: Node, args: Sequence[Node]) -> bool:
+        """Whether this machine has instructions for the type to which a lowering of this library,
+        which is right for the node, rounds its operands.
         """
-        return ()
+        return False
 
     def priors(self, platform: str) -> Mapping[tuple[str, int], str]:
         """Return the usual times of its lowerings relative to the plain one, as "name 0.5 other

@@ -70,7 +70,7 @@ class Errors:
                 kind = kinds[self._number[site]]
                 for precision in own:
                     number = 1 + OPERANDS.index(precision)
-                    x = jnp.where(kind == number, rounding(node, precision).left(x), x)
+                    x = jnp.where(kind == number, rounding(node, precision).left(node, x), x)
                 # Where only the weight is rounded, it would be packed for a few rows.
                 node = node if own else replace(node, lowering=0)
                 return lower(node, x, next(rest))
@@ -197,7 +197,7 @@ def _uses(
 def _rounded(node: Node, precision: str, w: jax.Array) -> np.ndarray:
     """Return a weight rounded to a precision; NaN if it has infinities, which have no levels."""
     host = np.asarray(w)
-    if type_of(precision).endswith("int8") and not np.isfinite(host).all():
+    if "int" in type_of(precision) and not np.isfinite(host).all():
         return np.full_like(host, np.nan)
     if precision in OPERANDS:
         return rounding(node, precision).right(node, host).astype(np.float32)

@@ -35,7 +35,7 @@ _STORED, _MULTIPLIED = "weight-in-", "operands-in-"
 # What a product or convolution may be given, most exact first: its weight in a type, or both
 # operands in one. Where weights are in int8 the first operand may be in uint8, if never negative.
 STORAGE = tuple(f"{_STORED}{dtype}" for dtype in ("float16", "bfloat16", "int8"))
-OPERANDS = tuple(f"{_MULTIPLIED}{dtype}" for dtype in ("bfloat16", "uint8", "int8"))
+OPERANDS = tuple(f"{_MULTIPLIED}{dtype}" for dtype in ("int16", "bfloat16", "uint8", "int8"))
 PRECISIONS = (*STORAGE, *OPERANDS)
 
 
@@ -113,9 +113,9 @@ def _multiplied(
     Args:
       unsigned: whether the first operand is never negative.
     """
-    fast = library.narrow(node, args)
     rows = [LOWERINGS[node.op][n] for n in narrow(node, args)]
-    types = {row.rounds.dtype for row in rows if row.rounds is not None and row.name in fast}
+    fast = [row.rounds for row in rows if library.is_fast(row, node, args)]
+    types = {rounds.dtype for rounds in fast if rounds is not None}
     types -= {"int8" if unsigned and "uint8" in types else "uint8"}  # the more exact one is left
     return tuple(p for p in OPERANDS if type_of(p) in types)
 

@@ -31,7 +31,7 @@ _MAJOR = 3  # version of the interface
 # processor would take turns.
 _OPENMP = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "5000", "OMP_PROC_BIND": "true"}
 
-_TYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int8": 5, "uint8": 6}
+_TYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int32": 4, "int8": 5, "uint8": 6}
 _CPU, _INFERENCE, _DIRECT, _ANY, _USER_SCRATCHPAD = 1, 96, 1, 1, 1
 SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD, MULTIPLE_SRC = 1, 2, 17, 33, 41, 80, 1024
 _POST_OP, _SCALES = 32768, 4096
@@ -88,7 +88,8 @@ class Library:
         # Types narrower than float32 that it multiplies faster.
         exact = bool(isa & _SUMS_IN_32_BITS)
         integers = ("int8",) if exact else ("uint8", "int8")
-        self.operand_types = ("bfloat16",) * bool(isa & _BF16) + integers * bool(isa & _AVX2)
+        with_avx2 = ("int16", *integers) if isa & _AVX2 else ()
+        self.operand_types = ("bfloat16",) * bool(isa & _BF16) + with_avx2
         # The largest level of a kernel in int8: without instructions that add products in 32 bits,
         # pairs of them are added in 16. For these to suffice, the library halves the kernel, unless
         # the image is of uint8, whose levels end at 127.

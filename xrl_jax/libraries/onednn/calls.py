@@ -81,8 +81,11 @@ def convolution(
       stride, dilation: one value for each spatial axis; the dilation is the kernel's.
       padding: (low, high) for each spatial axis, none negative.
       right: type in which they are multiplied: float32, bfloat16, int8, or uint8 for images without
-        a negative element and kernels in int8.
+        a negative element and kernels in int8; int16 for kernels of one pixel.
     """
+    if right == "int16":
+        x = _of_pixels(x, stride, padding)
+        stride, padding = (1,) * len(stride), ((0, 0),) * len(padding)
     unsigned, right = right == "uint8", "int8" if right == "uint8" else right
     op = Conv(
         tuple(stride),
@@ -98,7 +101,10 @@ def convolution(
     if right == "int8":
         levels, factors = kernel_levels(w, unsigned=unsigned)
         w, more = levels, (factors, w, *more)
-    arrays = (x, w.astype(right), *more)
+    elif right == "int16":
+        levels, factors = operand_types.levels_along(w, range(w.ndim - 1))
+        w, more = operand_types.pairs(levels), (factors.reshape(-1), w, *more)
+    arrays = (x, w if op.in_integers else w.astype(right), *more)
     if lib is not None or right != "float32":
         return kernel(op, *arrays)
     n = x.ndim
@@ -126,6 +132,17 @@ def convolution(
         "feature_groups": groups,
     }
     return _call("convolution", "onednn_conv_config", config, op)(*arrays)
+
+
+def _of_pixels(
+    x: jax.Array, stride: Sequence[int], padding: Sequence[tuple[int, int]]
+) -> jax.Array:
+    """Return the pixels of an image that a kernel of one pixel is moved to."""
+    edges = [(0, 0, 0), *((low, high, 0) for low, high in padding), (0, 0, 0)]
+    if any(low or high for low, high, _ in edges):
+        x = jax.lax.pad(x, jax.numpy.zeros((), x.dtype), edges)
+    steps = (1, *stride, 1)
+    return x if max(steps) == 1 else jax.lax.slice(x, (0,) * x.ndim, x.shape, steps)
 
 
 def kernel_levels(w: Any, *, unsigned: bool) -> tuple[Any, Any]:

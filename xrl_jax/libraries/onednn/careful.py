@@ -40,7 +40,7 @@ def loses_nan(partition: Partition) -> bool:
 
 def _loses_nan(partition: Partition, i: Instruction) -> bool:
     match i.op:
-        case Conv(right="int8"):
+        case Conv() if i.op.in_integers:
             return True  # it has no levels for values that are not finite
         case Conv(after=after) | Dot(after=after):
             return after.clip is not None and not uses_strips(partition, i)
@@ -86,7 +86,7 @@ class _Careful(Planner):
         if not _loses_nan(self.partition, instruction):
             return super().lower(instruction, args, output)
         match op:
-            case Conv(right="int8"):
+            case Conv() if op.in_integers:
                 return self.unrounded(op, instruction, args, output)
             case Conv(after=after) | Dot(after=after):
                 assert after.clip is not None
@@ -104,7 +104,7 @@ class _Careful(Planner):
         return self.loop(loop, shape, args, output)
 
     def unrounded(self, op: Conv, i: Instruction, args: list[Value], output: Place | None) -> Value:
-        """Compute a convolution in int8 in float32 instead."""
+        """Compute a convolution in integers in float32 instead."""
         x, _, _, kernel, *more = args
         own = replace(
             i, op=replace(op, right="float32", unsigned=False), args=(i.args[0], *i.args[3:])

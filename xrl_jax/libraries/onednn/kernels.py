@@ -200,6 +200,7 @@ def _unpacked_aval(part: Partition, index: int) -> ShapedArray:
     """Return the abstract value of a weight before it is packed."""
     reads = (i.op for i in part.code if isinstance(i.op, Conv | Dot) and i.args[1] == index)
     dtype = next((op.right for op in reads), "float32")
+    dtype = "int32" if dtype == "int16" else dtype  # in pairs
     return ShapedArray(part.inputs[index], jnp.dtype(dtype))
 
 
@@ -292,9 +293,9 @@ def _partition_code(*operands: jax.Array, part: Partition) -> list[jax.Array]:
 
 
 def _partition_jvp(primals: Any, tangents: Any, *, part: Partition) -> Any:
-    # The library does not unpack kernels in int8, which are there in float32, too.
+    # The library does not unpack kernels in integers, which are there in float32, too.
     in_levels = {
-        i.args[1]: i.args[2:4] for i in part.code if isinstance(i.op, Conv) and i.op.right == "int8"
+        i.args[1]: i.args[2:4] for i in part.code if isinstance(i.op, Conv) and i.op.in_integers
     }
 
     def unpacked(i: int, operands: Sequence[jax.Array]) -> jax.Array:

@@ -43,10 +43,10 @@ _BY_LIBRARY: Mapping[tuple[str, int], str] = {
     ("conv", 0): "winograd4 0.2 winograd3 0.22 winograd2 0.27 onednn 0.41 onednn_int8 0.22 "
     "onednn_bfloat16 0.2 onednn_uint8 0.22",
     ("conv", 1): "onednn_matmul 0.35 onednn_matmul_transposed 0.35 onednn 0.38 onednn_int8 0.22 "
-    "onednn_bfloat16 0.2 onednn_uint8 0.22",
+    "onednn_bfloat16 0.2 onednn_uint8 0.22 onednn_int16 0.3",
     ("conv", 2): "onednn 0.1 onednn_int8 0.1 onednn_bfloat16 0.1 onednn_uint8 0.1",
     ("dot", 0): "onednn 0.9 onednn_transposed 0.9 onednn_int8 0.5 onednn_uint8 0.5 "
-    "onednn_bfloat16 0.4",
+    "onednn_bfloat16 0.4 onednn_int16 0.6",
 }
 
 
@@ -107,18 +107,13 @@ class OneDnn(Library):
                 found.append(f"winograd{m}")
         return (*found, self.name)
 
-    def narrow(self, node: Node, args: Sequence[Node]) -> Sequence[str]:
-        """Return the rows of types that the library multiplies faster, if it has a kernel."""
+    def is_fast(self, row: Lowering, node: Node, args: Sequence[Node]) -> bool:
+        """Whether the library multiplies the type faster, and has a kernel."""
         lib = library()
-        if lib is None:
-            return ()
-        return [
-            row.name
-            for row in LOWERINGS.get(node.op, ())
-            if row.rounds is not None
-            and row.rounds.dtype in lib.operand_types
-            and kernels.has_kernels(functools.partial(row.fn, node), args)
-        ]
+        if lib is None or row not in LOWERINGS.get(node.op, ()) or row.rounds is None:
+            return False
+        is_type = row.rounds.dtype in lib.operand_types
+        return is_type and kernels.has_kernels(functools.partial(row.fn, node), args)
 
     def priors(self, platform: str) -> Mapping[tuple[str, int], str]:
         if platform != "cpu":

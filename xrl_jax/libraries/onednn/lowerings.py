@@ -19,6 +19,7 @@ from jax import lax
 from xrl_jax.graph.graph import Node
 from xrl_jax.libraries.base import NO_EPILOGUE, Epilogue, Lowering, Rounding, all_of
 from xrl_jax.libraries.onednn import calls, operand_types, winograd
+from xrl_jax.libraries.onednn.operand_types import LARGEST
 from xrl_jax.libraries.xla.conv import conv_lowering, matmul
 from xrl_jax.libraries.xla.conv_facts import ConvFacts
 from xrl_jax.libraries.xla.convolution import Conv, dense, padded
@@ -160,21 +161,21 @@ _DOT: dict[str, Any] = dict(
     source="measured: 64 features x1.4",
 )
 # Errors of one product, relative to the largest operands; those of integers are absolute ones.
-_NARROW = {"bfloat16": 2.0**-8, "int8": 2.0 / 63, "uint8": 2.0 / 127}
+_NARROW = {"bfloat16": 2.0**-8, "int8": 2.0 / 63, "uint8": 2.0 / 127, "int16": 2.0 / LARGEST}
 
 
-def _narrow(dtype: str, summed: Callable[[Node, int], Sequence[int]]) -> dict[str, Any]:
+def _narrow(dtype: str, summed: Callable[[Node, int, int], Sequence[int]]) -> dict[str, Any]:
     """Return the attributes of a row that rounds to a type.
 
     Args:
-      summed: returns the axes of a weight that are summed over, given its rank.
+      summed: returns the axes of operand 0 or 1 that are summed over, given its rank.
     """
 
     def in_bfloat16(_: Node, w: np.ndarray) -> np.ndarray:
         return w.astype(jnp.bfloat16).astype(np.float32)
 
     def in_int8(node: Node, w: np.ndarray) -> np.ndarray:
-        axes = summed(node, w.ndim)
+        axes = summed(node, w.ndim, 1)
         features = tuple(d for d in range(w.ndim) if d not in axes)
         last = range(-len(features), 0)
         moved = np.moveaxis(w, features, last)
@@ -182,10 +183,18 @@ def _narrow(dtype: str, summed: Callable[[Node, int], Sequence[int]]) -> dict[st
         levels, factors = calls.kernel_levels(by_feature, unsigned=dtype == "uint8")
         return np.moveaxis((levels * factors).reshape(moved.shape), last, features)
 
-    if dtype == "bfloat16":
-        rounds = Rounding(dtype, lambda x: lax.reduce_precision(x, 8, 7), in_bfloat16)
-    else:
-        rounds = Rounding(dtype, operand_types.rounded, in_int8)
+    def rows_in_int16(node: Node, x: jax.Array) -> jax.Array:
+        levels, factors = operand_types.levels_along(x, summed(node, x.ndim, 0))
+        return levels * factors
+
+    def in_int16(node: Node, w: np.ndarray) -> np.ndarray:
+        levels, factors = operand_types.levels_along(w, summed(node, w.ndim, 1))
+        return levels * factors
+
+    rounds = {
+        "bfloat16": Rounding(dtype, lambda _, x: lax.reduce_precision(x, 8, 7), in_bfloat16),
+        "int16": Rounding(dtype, rows_in_int16, in_int16),
+    }.get(dtype, Rounding(dtype, lambda _, x: operand_types.rounded(x), in_int8))
     return dict(
         rounds=rounds,
         error={"float32": _NARROW[dtype]},
@@ -194,17 +203,18 @@ def _narrow(dtype: str, summed: Callable[[Node, int], Sequence[int]]) -> dict[st
     )
 
 
-def _all_but_features(node: Node, rank: int) -> Sequence[int]:
-    _, (feature, *_), _ = conv_layouts(node)
-    return [d for d in range(rank) if d != feature]
+def _in_convolution(node: Node, rank: int, operand: int) -> Sequence[int]:
+    (_, features, *_), (feature, *_), _ = conv_layouts(node)
+    return [features] if operand == 0 else [d for d in range(rank) if d != feature]
 
 
-def _contracted(node: Node, rank: int) -> Sequence[int]:
+def _in_product(node: Node, rank: int, operand: int) -> Sequence[int]:
     del rank
-    (_, contracted), _ = dot_dims(node)
-    return contracted
+    contracted, _ = dot_dims(node)
+    return contracted[operand]
 
 
+_WHERE = {"int16": ("is_pointwise",)}  # conditions on convolutions, by type
 _AS_MATRIX = ("is_pointwise", "is_float32", "one_matrix")
 LOWERINGS: Mapping[str, tuple[Lowering, ...]] = {
     "conv": (
@@ -240,10 +250,11 @@ LOWERINGS: Mapping[str, tuple[Lowering, ...]] = {
                 f"{_NAME}_{dtype}",
                 partial(_onednn, right=dtype),
                 "is_float32",
+                *_WHERE.get(dtype, ()),
                 first=False,
                 absorbs="ends_in_features",
                 source="measured: int8 x2.0",
-                **_narrow(dtype, _all_but_features),
+                **_narrow(dtype, _in_convolution),
             )
             for dtype in _NARROW
         ),
@@ -259,7 +270,7 @@ LOWERINGS: Mapping[str, tuple[Lowering, ...]] = {
                 "without_batch",
                 absorbs="ends_in_columns",
                 source="measured: int8 x2.1",
-                **_narrow(dtype, _contracted),
+                **_narrow(dtype, _in_product),
             )
             for dtype in _NARROW
         ),

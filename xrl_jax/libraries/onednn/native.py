@@ -29,6 +29,7 @@ from xrl_jax.libraries.onednn import (
     attention,
     blocked,
     convert,
+    int16,
     keeping,
     levels,
     rows,
@@ -40,6 +41,7 @@ from xrl_jax.libraries.onednn.attention import Attended
 from xrl_jax.libraries.onednn.blocked import Blocked
 from xrl_jax.libraries.onednn.c_api import Desc, Library, Prim
 from xrl_jax.libraries.onednn.convert import Converted
+from xrl_jax.libraries.onednn.int16 import Products16, RowLevels
 from xrl_jax.libraries.onednn.keeping import Clipped, WindowMax
 from xrl_jax.libraries.onednn.levels import Largest, Levels
 from xrl_jax.libraries.onednn.machine_code import (
@@ -55,7 +57,19 @@ from xrl_jax.libraries.onednn.stream import Streamed
 from xrl_jax.libraries.onednn.tiles import Results, Tiles
 
 # Descriptions of generated kernels: of those compiled for their sizes, and of all.
-_SizedKernel = Loop | Tiles | Results | Streamed | Blocked | Attended | Converted | Largest | Levels
+_SizedKernel = (
+    Loop
+    | Tiles
+    | Results
+    | Streamed
+    | Blocked
+    | Attended
+    | Converted
+    | Largest
+    | Levels
+    | RowLevels
+    | Products16
+)
 Generated = _SizedKernel | Clipped | WindowMax
 _PAGE = 1 << 21  # bytes of a large page
 _ARGUMENT, _RESULT, _ARENA, _ADDRESS = 0, 1, 2, 3
@@ -207,6 +221,8 @@ _KERNELS: dict[type, MakeKernel] = {
     Converted: convert.kernel_of,
     Largest: levels.kernel_of,
     Levels: levels.kernel_of,
+    RowLevels: int16.kernel_of,
+    Products16: int16.kernel_of,
 }
 
 

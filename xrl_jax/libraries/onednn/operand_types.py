@@ -1,13 +1,15 @@
 """Types narrower than float32 in which the library multiplies, and the rounding to them.
 
 In bfloat16 both operands are rounded. In int8 an array is a factor times integers, its levels: one
-factor for an image, one for each feature of a kernel. The factor of an image is chosen anew for
-each image, so no value is clipped.
+factor for an image, one for each feature of a kernel. In int16 there is one factor for each row
+that is multiplied, and one for each column. Factors of images are chosen anew in each call, so no
+value is clipped.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,6 +18,7 @@ import numpy as np
 
 from xrl_jax.libraries.base import LEAST_SCALE, LEVELS
 
+LARGEST = 4095  # of levels in int16: sums of 128 products of two fit into 32 bits
 _HALVINGS = 12  # of the interval in which the point is where levels are rounded up
 
 
@@ -33,6 +36,28 @@ def rounded(x: jax.Array) -> jax.Array:
     """Return an array rounded to its levels."""
     found, scale = levels(x)
     return found * scale
+
+
+def levels_along(x: Any, axes: Sequence[int]) -> tuple[Any, Any]:
+    """Return the levels in int16, as float32, of an array of JAX or NumPy, and their factors, which
+    differ along the other axes. Where these are not finite the array has none: it is returned as it
+    is, with the factor 1.
+    """
+    xp = np if isinstance(x, np.ndarray) else jnp
+    largest = xp.max(xp.abs(x), axis=tuple(axes), keepdims=True, initial=0)
+    is_finite = xp.isfinite(largest)
+    factors = xp.where(is_finite, xp.maximum(largest / LARGEST, LEAST_SCALE), 1)
+    return xp.where(is_finite, xp.round(x / factors), x), factors
+
+
+def pairs(found: jax.Array) -> jax.Array:
+    """Return levels [.., K, O] as pairs of int16 in int32 [.., ceil(K / 2), O], the first of two
+    adjacent levels in the lower half.
+    """
+    *batch, k, n = found.shape
+    found = jnp.pad(found.astype(jnp.int16), [*[(0, 0)] * len(batch), (0, k % 2), (0, 0)])
+    split = found.reshape(*batch, -1, 2, n)
+    return jax.lax.bitcast_convert_type(jnp.moveaxis(split, -2, -1), jnp.int32)
 
 
 def kernel_levels(w: Any, most: int) -> tuple[Any, Any]:

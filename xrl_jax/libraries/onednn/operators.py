@@ -16,6 +16,7 @@ from xrl_jax.libraries.onednn.builder import Builder, Part, Value, block_of
 from xrl_jax.libraries.onednn.c_api import DST, SRC, Desc, UnimplementedError, row_major
 from xrl_jax.libraries.onednn.code import WIDTH
 from xrl_jax.libraries.onednn.convert import Converted
+from xrl_jax.libraries.onednn.int16 import RowLevels
 from xrl_jax.libraries.onednn.keeping import Clipped
 from xrl_jax.libraries.onednn.levels import Largest, Levels
 from xrl_jax.libraries.onednn.native import Place
@@ -76,6 +77,22 @@ class Operators(Builder):
             self.append(largest, [(0, v.desc, v.place) for v in (x, made[0])])
             self.append(levels, [(0, v.desc, v.place) for v in (x, *made)])
             self.in_levels[key] = InLevels(made[2], made[1], len(self.steps))
+        return self.in_levels[key]
+
+    def row_levels(self, number: int, x: Value, shape: Shape) -> InLevels:
+        """Return the levels in int16 of the rows of the value of this index, as pairs, and their
+        factors; computed once for all readers.
+        """
+        k, rows = shape[-1], math.prod(shape[:-1])
+        if k < WIDTH:
+            raise UnimplementedError(f"levels of rows of {k} elements")
+        key = number, shape, "int16"
+        if key not in self.in_levels:
+            x = self.to_layout(x, self.lib.desc(shape))
+            found = self.lib.desc((rows, -(-k // 2)), dtype="int32"), self.lib.desc((rows,))
+            levels, scales = (Value(desc, self.block(desc)) for desc in found)
+            self.append(RowLevels(rows, k), [(0, v.desc, v.place) for v in (x, levels, scales)])
+            self.in_levels[key] = InLevels(levels, scales, len(self.steps))
         return self.in_levels[key]
 
     def forget_steps(self, n_steps: int) -> None:

@@ -25,6 +25,7 @@ from xrl_jax.libraries.onednn.c_api import (
     row_major,
 )
 from xrl_jax.libraries.onednn.flow import STRIP
+from xrl_jax.libraries.onednn.int16 import Products16
 from xrl_jax.libraries.onednn.native import Place
 from xrl_jax.libraries.onednn.operators import Operators
 from xrl_jax.libraries.onednn.post_ops import PostOps
@@ -73,6 +74,8 @@ class Products(Operators):
     def convolution(
         self, op: Conv, i: Instruction, args: list[Value], output: Place | None
     ) -> Value:
+        if op.right == "int16":
+            return self.in_int16(op, i, args, output)
         n = len(i.shape)
         x_shape, w_shape = self.shape_of(i.args[0]), self.shape_of(i.args[1])
         # Axes of size 1 first: the library's tiles go along the last one.
@@ -111,6 +114,21 @@ class Products(Operators):
         if after != op.after and clip is not None:
             y = self.clipped(clip, y, self.requested_layout(i.shape, first, Place.result(0)))
         return self.transposed(y, [first.index(a) for a in range(n)])
+
+    def in_int16(self, op: Conv, i: Instruction, args: list[Value], output: Place | None) -> Value:
+        """Append a convolution of one pixel in int16, which is a product of rows of pixels."""
+        if not self.partition.is_packed(i.args[1]):
+            raise UnimplementedError("a kernel in int16 that is not packed")
+        lib, shape = self.lib, self.shape_of(i.args[0])
+        levels, scales, _ = self.row_levels(i.args[0], args[0], shape)
+        k, n = shape[-1], i.shape[-1]
+        packed = self.pack_in_strips(i.args[1], -(-k // 2), n, (n, 1), "int32")
+        more = self.row_major(args[op.n_operands :], [self.shape_of(a) for a in i.args[4:]])
+        y = self.result(lib.desc(i.shape), output)
+        what = Products16(math.prod(i.shape) // n, k, n, op.after, lib.lanes)
+        used = (levels, scales, Value(packed, args[1].place), args[2], *more, y)
+        self.append(what, [(0, v.desc, v.place) for v in used])
+        return y
 
     def computes_padding_features(
         self, op: Conv, i: Instruction, make: Callable[[Desc | None, PostOps], Prim]

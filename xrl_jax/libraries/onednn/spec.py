@@ -73,8 +73,9 @@ class Conv:
     """Convolution of images [N, spatial.., C] with kernels [spatial.., C / groups, O]; bias [O].
 
     In a type narrower than float32 the kernel operand has that type, and the image is rounded to
-    it. For int8 two operands follow the kernel: the factors of its features [O], and the kernel in
-    float32, for images that are not finite (`careful`).
+    it. For integers two operands follow the kernel: the factors of its features [O], and the kernel
+    in float32, for images that are not finite (`careful`). Int16 is for kernels of one pixel, whose
+    operand is in pairs (`operand_types.pairs`).
 
     Attributes:
       right: type in which image and kernel are multiplied.
@@ -97,10 +98,19 @@ class Conv:
     @property
     def n_operands(self) -> int:
         """Number of operands before those of the epilogue."""
-        return 4 if self.right == "int8" else 2
+        return 4 if self.in_integers else 2
+
+    @property
+    def in_integers(self) -> bool:
+        return self.right in ("int8", "int16")
 
     def __call__(self, x: jax.Array, w: jax.Array, *more: jax.Array) -> jax.Array:
-        if self.right == "int8":
+        if self.right == "int16":
+            levels, scales = operand_types.levels_along(x, (x.ndim - 1,))
+            kernel, factors = operand_types.levels_along(more[1], range(w.ndim - 1))
+            y = self._convolved(levels, kernel) * (scales * factors)
+            more = more[2:]
+        elif self.right == "int8":
             levels, scale = operand_types.levels(x)
             y = self._convolved(levels, w.astype(x.dtype)) * (scale * more[0])
             more = more[2:]
