@@ -54,7 +54,7 @@ def optimize(
         nonlocal relatives  # from now on, programs of lower precision are timed
         relatives = itertools.count(0.2, 0.02)
         seconds = dict(
-            zip((*STORAGE, *OPERANDS), (2e-3, 1e-3, 3e-3, 2e-3, 3e-3, 3e-3), strict=True)
+            zip((*STORAGE, *OPERANDS), (2e-3, 1e-3, 3e-3, 1e-3, 2e-3, 3e-3, 3e-3), strict=True)
         )
         return {site: {p: seconds[p] for p in own} for site, own in places.items()}
 

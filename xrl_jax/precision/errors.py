@@ -24,6 +24,7 @@ from xrl_jax.program.host import HostProgram, disassemble, reassemble
 from xrl_jax.program.program import Program, evaluate
 from xrl_jax.transform.narrow import OPERANDS, Site, rounding, stored, type_of
 
+_MOST_BYTES = 2 << 30  # of rounded weights that are kept
 _DEVIATIONS = 3.0  # standard deviations from the mean that hardly any input exceeds
 AtSite = Callable[[Site, Node, Any, Any], Any]  # computes a site, given its operands
 
@@ -86,6 +87,7 @@ class Errors:
             [False, *[True] * n, *is_weight],
         )
         self._other_weights = weights
+        self._kept: dict[tuple[int, str], np.ndarray] = {}
         self._run = jax.jit(self._split.call)
         self._exact = self._results({}, len(inputs))
 
@@ -96,14 +98,23 @@ class Errors:
             if precision in OPERANDS:
                 kinds[self._number[site]] = 1 + OPERANDS.index(precision)
         weights = [
-            _rounded(node, chosen[site], w) if site in chosen else w
-            for (site, node), w in zip(self._nodes, self._weights, strict=True)
+            self._weight(use, chosen[site]) if site in chosen else self._weights[use]
+            for use, (site, _) in enumerate(self._nodes)
         ]
         prepared = self._split.prepare([*weights, *self._other_weights])
         found = (self._run(prepared, [kinds, *flat]) for flat in self._inputs[:n_inputs])
         return [
             [np.asarray(x) for x in each if jnp.issubdtype(x.dtype, jnp.floating)] for each in found
         ]
+
+    def _weight(self, use: int, precision: str) -> np.ndarray:
+        """Return the weight of a use of a site, rounded; it is kept for other choices."""
+        if (use, precision) not in self._kept:
+            rounded = _rounded(self._nodes[use][1], precision, self._weights[use])
+            if sum(x.nbytes for x in self._kept.values()) + rounded.nbytes > _MOST_BYTES:
+                return rounded
+            self._kept[use, precision] = rounded
+        return self._kept[use, precision]
 
     def of(self, chosen: Mapping[Site, str], *, inputs: int | None = None) -> np.ndarray:
         """Return the errors that these precisions cause, one for each input: the largest of a

@@ -208,8 +208,8 @@ def lower_precision(
 ) -> LowerPrecision | None:
     """Return the stage that lowers precisions after a search; None if there is nothing to lower.
 
-    Without a budget of error that is a program which multiplied in a narrow type, on a machine that
-    does so faster than in float32.
+    Without a budget of error that is a program which multiplied in a narrow type: it may do so in
+    that type, or in int16, which errs less, where the machine is faster in these than in float32.
 
     Args:
       original: the program as it was traced.
@@ -219,9 +219,8 @@ def lower_precision(
     if budget is not None:
         return LowerPrecision(budget.tolerance, budget.chosen_on)
     library, dtype = calling(platform), operand_type(original)
-    own = tuple(p for p in OPERANDS if type_of(p) == dtype)
-    if library is None or not own:
+    if library is None or dtype is None:
         return None
-    if not any(own[0] in found for found in sites(program, library).values()):
-        return None
-    return LowerPrecision(math.inf, (), own)
+    own = tuple(p for p in OPERANDS if type_of(p) in (dtype, "int16"))
+    stage = LowerPrecision(math.inf, (), own)
+    return stage if stage.places(program, library) else None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.precision.choose import Chooser, Option, knapsack
 from xrl_jax.precision.errors import Errors
-from xrl_jax.transform.narrow import STORAGE, Site
+from xrl_jax.transform.narrow import PRECISIONS, STORAGE, Site
 
 _PROBES = 2  # inputs on which the error of a unit is measured
 _LEAST_GROUPS = 8  # however little time is left: of a single one, all or nothing would be chosen
@@ -68,11 +68,21 @@ def _unit_of(site: Site, gains: Mapping[Site, Mapping[str, float]], errors: Erro
 def _group_of(
     sites: Sequence[Site], gains: Mapping[Site, Mapping[str, float]], errors: Errors
 ) -> Unit:
-    """Return sites that are chosen together, each in the precision that gains most."""
-    best = {site: max(gains[site], key=lambda p, site=site: gains[site][p]) for site in sites}
-    error = _error(best, errors)
-    own = {s: Option(p, gains[s][p], error / math.sqrt(len(sites))) for s, p in best.items()}
-    return Unit([Option("group", math.fsum(o.gain for o in own.values()), error)], [own])
+    """Return sites that are chosen together, with an option for each precision of any: the sites
+    that cannot have it have their most exact one.
+    """
+    options, own = list[Option](), list[dict[Site, Option]]()
+    for precision in (p for p in PRECISIONS if any(p in gains[site] for site in sites)):
+        chosen = {s: precision if precision in gains[s] else _most_exact(gains[s]) for s in sites}
+        error = _error(chosen, errors)
+        each = {s: Option(p, gains[s][p], error / math.sqrt(len(sites))) for s, p in chosen.items()}
+        options.append(Option("group", math.fsum(o.gain for o in each.values()), error))
+        own.append(each)
+    return Unit(options, own)
+
+
+def _most_exact(precisions: Mapping[str, float]) -> str:
+    return next(p for p in PRECISIONS if p in precisions)
 
 
 def _error(chosen: Mapping[Site, str], errors: Errors) -> float:

@@ -190,7 +190,7 @@ def test_the_same_is_computed_without_the_library(
 def test_no_rule_chooses_a_lowering_that_rounds() -> None:
     rounding = {(op, i): r.rounds for op, rows in LOWERINGS.items() for i, r in enumerate(rows)}
     rounding = {choice: rounds for choice, rounds in rounding.items() if rounds is not None}
-    assert {rounds.dtype for rounds in rounding.values()} == {"bfloat16", "int8", "uint8"}
+    assert {rounds.dtype for rounds in rounding.values()} == {"int16", "bfloat16", "int8", "uint8"}
     assert not set(rounding) & set(CHOICES)
 
 
