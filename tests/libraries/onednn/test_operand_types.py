@@ -16,10 +16,18 @@ import pytest
 from xrl_jax.libraries.base import Epilogue
 from xrl_jax.libraries.onednn import calls, kernels
 from xrl_jax.libraries.onednn.c_api import library
+from xrl_jax.libraries.onednn.int16 import Products16, RowLevels
 from xrl_jax.libraries.onednn.levels import Largest, Levels
-from xrl_jax.libraries.onednn.operand_types import kernel_levels, levels
+from xrl_jax.libraries.onednn.operand_types import (
+    LARGEST,
+    kernel_levels,
+    levels,
+    levels_along,
+    pairs,
+)
 from xrl_jax.libraries.onednn.plan import plan
 from xrl_jax.libraries.onednn.spec import Conv, Instruction, Partition
+from xrl_jax.libraries.onednn.spec import Epilogue as After
 from xrl_jax.lower.table import CHOICES, LOWERINGS
 
 LIBRARY = library()
@@ -27,6 +35,7 @@ needs_int8 = pytest.mark.skipif(
     LIBRARY is None or "int8" not in LIBRARY.operand_types, reason="oneDNN has no int8 here"
 )
 NAN, INF = np.nan, np.inf
+NO_AFTER = After()
 RNG = np.random.default_rng(0)
 
 
@@ -104,22 +113,85 @@ def test_a_convolution_is_that_of_the_levels(
 
 
 @needs_int8
+@pytest.mark.parametrize(
+    ("shape", "features", "stride", "edges"),
+    [
+        ((2, 9, 9, 32), 24, 1, (0, 0)),
+        ((1, 7, 8, 17), 5, 1, (0, 0)),  # an odd number of terms, and less than a strip
+        ((1, 9, 9, 33), 40, 2, (1, 0)),
+        ((1, 1, 100, 700), 48, 1, (0, 0)),  # several runs of terms
+        ((1, 1, 13, 1001), 33, 1, (0, 0)),  # and several depths
+        ((1, 20, 20, 16), 16, 1, (0, 0)),
+    ],
+)
+def test_a_product_in_int16_is_that_of_the_levels(
+    shape: tuple[int, ...], features: int, stride: int, edges: tuple[int, int]
+) -> None:
+    x, w, b = arrays(shape, (1, 1, shape[-1], features), (features,))
+
+    def fn(x: jax.Array, w: jax.Array, right: str) -> jax.Array:
+        return calls.convolution(
+            x,
+            w,
+            stride=(stride,) * 2,
+            padding=(edges,) * 2,
+            dilation=(1, 1),
+            groups=1,
+            epilogue=Epilogue(bias=b, relu=True),
+            right=right,
+        )
+
+    rounded = (np.multiply(*levels_along(a, axes)) for a, axes in ((x, (3,)), (w, (0, 1, 2))))
+    expected = jax.jit(fn, static_argnums=2)(*rounded, "float32")
+    y = jax.jit(fn, static_argnums=2)(x, w, "int16")
+    exact = fn(x, w, "float32")
+    largest = float(jnp.abs(exact).max())
+    # A level that is halfway between two integers may be rounded to either.
+    assert float(jnp.abs(y - expected).mean()) < 1e-6 * largest
+    assert float(jnp.abs(y - exact).max()) < 1e-3 * largest
+
+
+def test_rows_and_columns_have_factors_of_their_own() -> None:
+    found, factors = levels_along(jnp.asarray([[1.0, -4.0], [0.0, 0.0], [INF, 3.0]]), (1,))
+    np.testing.assert_allclose(factors[:2, 0] * LARGEST, [4.0, 0.0], atol=1e-30)
+    np.testing.assert_array_equal(found, [[1024, -4095], [0, 0], [INF, 3.0]])
+    assert factors[2] == 1
+
+
+def test_sums_of_a_run_fit_into_32_bits() -> None:
+    assert 128 * LARGEST**2 < 2**31 <= 128 * (LARGEST + 1) ** 2
+
+
+def test_the_levels_of_two_terms_share_an_integer() -> None:
+    found = np.asarray(pairs(jnp.asarray([[1.0, -2.0], [3.0, 4.0], [-5.0, 6.0]])))
+    assert found.view(np.int16).reshape(2, 2, 2).tolist() == [[[1, 3], [-2, 4]], [[-5, 0], [6, 0]]]
+
+
+@needs_int8
+def test_the_largest_levels_do_not_overflow() -> None:
+    x, w = jnp.full((1, 1, 20, 4096), -3.0), jnp.full((1, 1, 4096, 16), -2.0)
+    y = convolution("int16")(x, w, jnp.zeros(16))
+    np.testing.assert_allclose(y, 6.0 * 4096, rtol=1e-5)
+
+
+@needs_int8
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_a_special_value_gives_what_float32_gives(value: float) -> None:
-    x, w, b = arrays((2, 9, 9, 16), (3, 3, 16, 24), (24,))
-    x = x.at[1, 4, 5, 6].set(value)
-    y = convolution("int8")(x, w, b)
-    np.testing.assert_array_equal(y, convolution("float32")(x, w, b))
+    for right, window in (("int8", 3), ("int16", 1)):
+        x, w, b = arrays((2, 9, 9, 16), (window, window, 16, 24), (24,))
+        x = x.at[1, 4, 5, 6].set(value)
+        y, exact = (convolution(t)(x, w, b) for t in (right, "float32"))
+        # Float32 weights are not packed for such a call, and summed in another order.
+        np.testing.assert_allclose(y, exact, rtol=1e-5, atol=1e-5)
 
 
 @needs_int8
 @pytest.mark.parametrize("scale", [0.0, 1e-42, 1e-30, 1e30])
 def test_the_error_does_not_depend_on_the_scale(scale: float) -> None:
-    x, w, b = arrays((1, 9, 9, 16), (3, 3, 16, 24), (24,))
-    b *= 0
-    y, exact = (convolution(t)(x * scale, w, b) for t in ("int8", "float32"))
-    largest = float(jnp.abs(exact).max())
-    np.testing.assert_allclose(y, exact, atol=0.03 * largest)
+    for right, window, error in (("int8", 3, 0.03), ("int16", 1, 1e-3)):
+        x, w, b = arrays((1, 9, 9, 16), (window, window, 16, 24), (24,))
+        y, exact = (convolution(t)(x * scale, w, 0 * b) for t in (right, "float32"))
+        np.testing.assert_allclose(y, exact, atol=error * float(jnp.abs(exact).max()))
 
 
 def test_the_errors_of_a_feature_add_up_to_nothing() -> None:
@@ -168,21 +240,35 @@ def test_readers_of_a_value_share_its_levels() -> None:
 
 
 @needs_int8
-def test_a_call_may_be_mapped_and_differentiated() -> None:
-    x, w, b = arrays((3, 1, 6, 6, 8), (3, 3, 8, 8), (8,))
-    fn, exact = convolution("int8"), convolution("float32")
+def test_readers_of_a_value_share_its_levels_in_int16() -> None:
+    op, n = Conv((1, 1), ((0, 0), (0, 0)), (1, 1), 1, right="int16"), (1, 1, 8, 16)
+    x = (1, 4, 4, 16)
+    code = tuple(Instruction(op, (0, at, at + 1, at + 2), x) for at in (1, 4))
+    kernel, is_packed = (n, (16,), (1, 1, 16, 16)), (True, False, False)
+    part = Partition((x, *kernel, *kernel), (False, *is_packed, *is_packed), code, (7, 8))
+    assert LIBRARY is not None
+    steps = [s.primitive for s in plan(LIBRARY, part).steps]
+    product = Products16(16, 16, 16, NO_AFTER, LIBRARY.lanes)
+    assert steps == [RowLevels(16, 16), product, product]
+
+
+@needs_int8
+@pytest.mark.parametrize(("right", "window"), [("int8", 3), ("int16", 1)])
+def test_a_call_may_be_mapped_and_differentiated(right: str, window: int) -> None:
+    x, w, b = arrays((3, 1, 6, 6, 16), (window, window, 16, 8), (8,))
+    fn, exact = convolution(right), convolution("float32")
     each = jnp.stack([fn(one, w, b) for one in x])
     np.testing.assert_allclose(jax.vmap(lambda one: fn(one, w, b))(x), each, atol=1e-5)
     slope, expected = (jax.grad(lambda b, f=f: f(x[0], w, b).sum())(b) for f in (fn, exact))
     np.testing.assert_allclose(slope, expected, atol=4)  # a rectifier may open or close
 
 
-@pytest.mark.parametrize("right", ["int8", "bfloat16"])
+@pytest.mark.parametrize(("right", "window"), [("int8", 3), ("bfloat16", 3), ("int16", 1)])
 def test_the_same_is_computed_without_the_library(
-    right: str, monkeypatch: pytest.MonkeyPatch
+    right: str, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "is_possible", lambda _: False)
-    x, w, b = arrays((1, 9, 9, 16), (3, 3, 16, 24), (24,))
+    x, w, b = arrays((1, 9, 9, 16), (window, window, 16, 24), (24,))
     y, exact = convolution(right)(x, w, b), convolution("float32")(x, w, b)
     np.testing.assert_allclose(y, exact, atol=0.03 * float(jnp.abs(exact).max()))
 

@@ -32,6 +32,7 @@ _SMALL_DEPTH = 128  # multiply-adds that count as one element of `SMALL`
 # By the elements of a register: the instruction that multiplies and adds pairs.
 _MULTIPLY = {8: "@llvm.x86.avx2.pmadd.wd", 16: "@llvm.x86.avx512.pmaddw.d.512"}
 _MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000  # bits of a float32
+_LARGEST, _LEAST = digits(float(LARGEST)), digits(LEAST_SCALE)
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,38 @@ class RowLevels:
 
     def text(self, name: str) -> str:
         """Return the definition of `name`(table, first row, row after the last)."""
-        out, k, pairs = Code(), self.k, -(-self.k // 2)
-        whole = k // WIDTH
+        out = Code()
+        with out.function(f"void @{name}(ptr %table, i64 %from, i64 %to) {WIDE}", 3):
+            out.raw("  %zero = alloca float\n  %nothing = alloca float")
+            out.raw(f"  store volatile float {digits(0.0)}, ptr %zero")
+            with out.loop("each", "%from", "%to") as row:
+                x = out.at("%p0", out.add(f"mul i64 {row}, {self.k}"))
+                bits = self._largest(out, x)
+                is_finite = out.add(f"icmp slt i32 {bits}, {_INFINITY}")
+                step = out.add(f"fdiv float {out.add(f'bitcast i32 {bits} to float')}, {_LARGEST}")
+                is_more = out.add(f"fcmp ogt float {step}, {_LEAST}")
+                step = out.add(f"select i1 {is_more}, float {step}, float {_LEAST}")
+                infinite = digits(float("inf"))
+                scale = out.add(f"select i1 {is_finite}, float {step}, float {infinite}")
+                out.raw(f"  store float {scale}, ptr {out.at('%p2', row)}, align 4")
+                # Infinity times zero sets the flag; LLVM must not know that it is zero.
+                flag = out.add(f"fmul float {scale}, {out.add('load volatile float, ptr %zero')}")
+                out.raw(f"  store volatile float {flag}, ptr %nothing")
+                to = out.at("%p1", out.add(f"mul i64 {row}, {2 * self.pairs}"), "i16")
+                inverse = out.splat(out.add(f"fdiv float {digits(1.0)}, {step}"))
+                self._converted(out, x, inverse, is_finite, to)
+        return out.text
+
+    @property
+    def pairs(self) -> int:
+        return -(-self.k // 2)
+
+    def _largest(self, out: Code, x: str) -> str:
+        """Return the bits of the largest magnitude of a row; those of NaN are larger than any."""
         mask = f"<{', '.join([f'i32 {_MAGNITUDE}'] * WIDTH)}>"
 
         def larger(start: str, than: str) -> str:
-            bits = out.add(f"load {INTEGERS}, ptr {out.at('%row', start)}, align 4")
+            bits = out.add(f"load {INTEGERS}, ptr {out.at(x, start)}, align 4")
             size = out.add(f"and {INTEGERS} {bits}, {mask}")
             more = out.add(f"icmp sgt {INTEGERS} {size}, {than}")
             return out.add(f"select <{WIDTH} x i1> {more}, {INTEGERS} {size}, {INTEGERS} {than}")
@@ -56,44 +83,31 @@ class RowLevels:
         def with_vector(v: str, found: Sequence[str]) -> list[str]:
             return [larger(out.add(f"mul i64 {v}, {WIDTH}"), found[0])]
 
-        with (
-            out.function(f"void @{name}(ptr %table, i64 %from, i64 %to) {WIDE}", 3),
-            out.loop("each", "%from", "%to") as row,
-        ):
-            out.raw(f"  %row = getelementptr float, ptr %p0, i64 {out.add(f'mul i64 {row}, {k}')}")
-            to = out.at("%p1", out.add(f"mul i64 {row}, {2 * pairs}"), "i16")
-            (most,) = out.carried("most", "0", str(whole), "1", [ZEROS], with_vector, [INTEGERS])
-            if k % WIDTH:  # a vector that ends with the rest reads some elements again
-                most = larger(str(k - WIDTH), most)
-            reduce = f"@llvm.vector.reduce.smax.v{WIDTH}i32"
-            bits = out.add(f"call i32 {reduce}({INTEGERS} {most})")
-            is_finite = out.add(f"icmp slt i32 {bits}, {_INFINITY}")
-            step = out.add(f"fdiv float {out.add(f'bitcast i32 {bits} to float')}, {_LARGEST}")
-            is_more = out.add(f"fcmp ogt float {step}, {_LEAST}")
-            step = out.add(f"select i1 {is_more}, float {step}, float {_LEAST}")
-            scale = out.add(f"select i1 {is_finite}, float {step}, float {digits(float('inf'))}")
-            out.raw(f"  store float {scale}, ptr {out.at('%p2', row)}, align 4")
-            inverse = out.splat(out.add(f"fdiv float {digits(1.0)}, {step}"))
+        end = str(self.k // WIDTH)
+        (most,) = out.carried("most", "0", end, "1", [ZEROS], with_vector, [INTEGERS])
+        if self.k % WIDTH:  # a vector that ends with the rest reads some elements again
+            most = larger(str(self.k - WIDTH), most)
+        reduce = f"@llvm.vector.reduce.smax.v{WIDTH}i32"
+        return out.add(f"call i32 {reduce}({INTEGERS} {most})")
 
-            def convert(start: str) -> None:
-                x = out.load(out.at("%row", start))
-                x = out.add(f"select i1 {is_finite}, {VECTOR} {x}, {VECTOR} {ZEROS}")
-                x = out.add(f"fmul {VECTOR} {x}, {inverse}")
-                x = out.add(f"call {VECTOR} @llvm.nearbyint.v{WIDTH}f32({VECTOR} {x})")
-                x = out.add(f"fptosi {VECTOR} {x} to {INTEGERS}")
-                x = out.add(f"trunc {INTEGERS} {x} to <{WIDTH} x i16>")
-                out.raw(f"  store <{WIDTH} x i16> {x}, ptr {out.at(to, start, 'i16')}, align 2")
+    def _converted(self, out: Code, x: str, inverse: str, is_finite: str, to: str) -> None:
+        """Store the levels of a row."""
 
-            with out.loop("vector", "0", str(whole)) as v:
-                convert(out.add(f"mul i64 {v}, {WIDTH}"))
-            if k % WIDTH:
-                convert(str(k - WIDTH))
-            if k % 2:
-                out.raw(f"  store i16 0, ptr {out.at(to, str(k), 'i16')}, align 2")
-        return out.text
+        def convert(start: str) -> None:
+            y = out.load(out.at(x, start))
+            y = out.add(f"select i1 {is_finite}, {VECTOR} {y}, {VECTOR} {ZEROS}")
+            y = out.add(f"fmul {VECTOR} {y}, {inverse}")
+            y = out.add(f"call {VECTOR} @llvm.nearbyint.v{WIDTH}f32({VECTOR} {y})")
+            y = out.add(f"fptosi {VECTOR} {y} to {INTEGERS}")
+            y = out.add(f"trunc {INTEGERS} {y} to <{WIDTH} x i16>")
+            out.raw(f"  store <{WIDTH} x i16> {y}, ptr {out.at(to, start, 'i16')}, align 2")
 
-
-_LARGEST, _LEAST = digits(float(LARGEST)), digits(LEAST_SCALE)
+        with out.loop("vector", "0", str(self.k // WIDTH)) as v:
+            convert(out.add(f"mul i64 {v}, {WIDTH}"))
+        if self.k % WIDTH:
+            convert(str(self.k - WIDTH))
+        if self.k % 2:
+            out.raw(f"  store i16 0, ptr {out.at(to, str(self.k), 'i16')}, align 2")
 
 
 @dataclass(frozen=True)
@@ -267,7 +281,7 @@ class _Function:
 def kernel_of(what: RowLevels | Products16, name: str) -> Kernel:
     """Return the kernel, whose parts are the rows, or the tiles or strips of a product."""
     if isinstance(what, RowLevels):
-        return Kernel(what.text(name), what.rows, what.rows * what.k < SMALL)
+        return Kernel(what.text(name), what.rows, what.rows * what.k < SMALL, signals=True)
     few = what.rows * what.k * what.n < SMALL * _SMALL_DEPTH
     shared = what.tiles if what.shares_rows else what.strips
     return Kernel(_Function(what).text(name), shared, few)

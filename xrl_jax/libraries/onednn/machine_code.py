@@ -23,11 +23,13 @@ class Kernel(NamedTuple):
         result), the first part and the one after the last.
       n: number of parts.
       is_small: whether the work is too small to be worth waking threads.
+      signals: whether the processor's flags that it sets are a message, see `flags`.
     """
 
     text: str
     n: int
     is_small: bool
+    signals: bool = False
 
 
 MakeKernel = Callable[[Any, str], Kernel]  # takes a description and the function's name
@@ -37,18 +39,20 @@ def module(make: MakeKernel, what: Any, name: str, parallel: Parallel | None) ->
     """Return a module with the function `name`(table), which does all parts of a kernel.
 
     Without `parallel` one thread does them. The processor's flags (see `flags`) are restored
-    afterwards, because vectors that are only partly filled may divide zero by zero.
+    afterwards, unless they are a message, because vectors that are only partly filled may divide
+    zero by zero.
     """
     parts = f"{name}_parts"
     kernel = make(what, parts)
     start, n_threads, number = parallel or ("", "", "")
+    restored = "" if kernel.signals else "call void @llvm.x86.sse.ldmxcsr(ptr %mode)"
     if parallel is None or kernel.is_small:
         return f"""{DECLARATIONS}{kernel.text}
 define void @{name}(ptr %table) {{
   %mode = alloca i32
   call void @llvm.x86.sse.stmxcsr(ptr %mode)
   call void @{parts}(ptr %table, i64 0, i64 {kernel.n})
-  call void @llvm.x86.sse.ldmxcsr(ptr %mode)
+  {restored}
   ret void
 }}
 """
@@ -66,7 +70,7 @@ define void @{name}_of_thread(ptr %table) {{
   %first = sdiv i64 %first_all, %n
   %end = sdiv i64 %end_all, %n
   call void @{parts}(ptr %table, i64 %first, i64 %end)
-  call void @llvm.x86.sse.ldmxcsr(ptr %mode)
+  {restored}
   ret void
 }}
 

@@ -47,7 +47,7 @@ def levels_along(x: Any, axes: Sequence[int]) -> tuple[Any, Any]:
     largest = xp.max(xp.abs(x), axis=tuple(axes), keepdims=True, initial=0)
     is_finite = xp.isfinite(largest)
     factors = xp.where(is_finite, xp.maximum(largest / LARGEST, LEAST_SCALE), 1)
-    return xp.where(is_finite, xp.round(x / factors), x), factors
+    return xp.where(is_finite, xp.round(x * (1 / factors)), x), factors
 
 
 def pairs(found: jax.Array) -> jax.Array:
