@@ -1,10 +1,10 @@
 """The stage that spends a budget of error: lower precisions, where they save time.
 
 Each product that reads a weight once may read it in float16, bfloat16 or int8; other products and
-convolutions may multiply in bfloat16 or int8, where the processor has instructions for that. What
-this saves is priced by the cost model, after timing the operators; the error that it causes in the
-results is measured on calibration inputs. Precisions are then chosen for several budgets of error,
-up to the tolerance, and the programs are timed as wholes: the points of a Pareto frontier.
+convolutions may multiply in int16, bfloat16 or int8, where the processor has instructions for that.
+What this saves is priced by the cost model, after timing the operators; the error that it causes in
+the results is measured on calibration inputs. Precisions are then chosen for several budgets of
+error, up to the tolerance, and the programs are timed as wholes: the points of a Pareto frontier.
 """
 
 from __future__ import annotations
