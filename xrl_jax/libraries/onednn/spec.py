@@ -330,23 +330,9 @@ class Attention:
         return jax.numpy.swapaxes(y, -1, -2) if self.transposed else y
 
 
-Op = (
-    Kernel
-    | Attention
-    | Pool
-    | Concat
-    | Binary
-    | Clip
-    | Map
-    | Reduce
-    | Scale
-    | Reshape
-    | Repeat
-    | Transpose
-    | Slice
-    | Widen
-    | Loop
-)
+_Elementwise = Binary | Clip | Map | Reduce | Scale | Loop
+_Move = Reshape | Repeat | Transpose | Slice | Widen
+Op = Kernel | Attention | Pool | Concat | _Elementwise | _Move
 
 
 @dataclass(frozen=True)
