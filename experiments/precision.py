@@ -7,7 +7,8 @@ convolutions are chosen for each of --tolerances by xrl_jax's knapsack and by a 
 largest gain per squared error first, as long as it fits). "all in TYPE" gives every operator that
 type; "knapsack, as all in TYPE" may err as much as that. All programs are timed in turn in this
 process, as is the strict program a second time (A/A). Errors are against float64 on inputs on which
-no choice was made. --out gets precision.json. Ctrl-C ends the choices; what was chosen is timed.
+no choice was made. --out gets precision.json. Ctrl-C ends the choices, and what was chosen is
+timed; another one ends that, too.
 """
 
 from __future__ import annotations
@@ -241,10 +242,13 @@ def main(argv: Sequence[str]) -> int:
         return 2
     out, rows = Path(FLAGS.out), list[Row]()
     out.mkdir(parents=True, exist_ok=True)
-    for name in FLAGS.networks:
-        rows += compared(targets.from_model(name, seed=FLAGS.seed))
-        text = json.dumps([asdict(row) for row in rows], indent=1)
-        (out / "precision.json").write_text(text, encoding="utf-8")
+    try:
+        for name in FLAGS.networks:
+            rows += compared(targets.from_model(name, seed=FLAGS.seed))
+            text = json.dumps([asdict(row) for row in rows], indent=1)
+            (out / "precision.json").write_text(text, encoding="utf-8")
+    except KeyboardInterrupt:
+        print("interrupted: the table has the networks so far", file=sys.stderr)
     show(rows)
     print(f"results are in {out}")
     return 0

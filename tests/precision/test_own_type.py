@@ -11,6 +11,7 @@ import pytest
 
 from tests.precision import test_tolerance
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.libraries.onednn.library import OneDnn
 from xrl_jax.precision.narrow import lower_precision
 from xrl_jax.transform.widen import operand_type, widened
@@ -60,6 +61,22 @@ def test_products_stay_in_bfloat16_without_a_tolerance(optimize: Any) -> None:
 def test_a_network_in_float32_stays_in_float32(optimize: Any) -> None:
     fast = optimize(network, W.astype(jnp.float32), X.astype(jnp.float32))
     assert not any("bfloat16" in s.rule for s in fast.report.steps)
+
+
+def test_a_network_in_float16_is_not_in_int16() -> None:
+    """Its 11 bits relative to each element err less than 12 relative to the largest."""
+    program = from_jax(network, W.astype(jnp.float16), X.astype(jnp.float16), weights=0)
+    assert lower_precision(program, widened(program), None, "cpu") is None
+
+
+@test_tolerance.needs_library
+def test_a_network_in_bfloat16_may_be_in_int16(monkeypatch: pytest.MonkeyPatch) -> None:
+    lib = library()
+    assert lib is not None
+    program = from_jax(network, W, X, weights=0)
+    for types, found in ((("int16", "int8"), True), (("int8",), False)):
+        monkeypatch.setattr(lib, "operand_types", types)
+        assert (lower_precision(program, widened(program), None, "cpu") is not None) == found
 
 
 def test_a_processor_without_instructions_changes_nothing() -> None:

@@ -53,11 +53,12 @@ def seconds_saved(
             for graph in narrowed(of, chosen, library).graphs:
                 wanted |= oracle.untimed_regions(view_graph(oracle.costs.sharing, graph))
     oracle.measure(wanted, clock=clock)
+    programs = {id(of): of for of, _, _ in priced.values()}
+    before = {key: predicted(of, oracle.costs) for key, of in programs.items()}
     gains: dict[Site, dict[str, float]] = {}
     for site, (of, at, runs) in priced.items():
-        before = predicted(of, oracle.costs)
         for precision in places[site]:
-            saved = before - predicted(narrowed(of, {at: precision}, library), oracle.costs)
+            saved = before[id(of)] - predicted(narrowed(of, {at: precision}, library), oracle.costs)
             if saved > 0:
                 gains.setdefault(site, {})[precision] = runs * saved
     return gains

@@ -209,7 +209,7 @@ def lower_precision(
     """Return the stage that lowers precisions after a search; None if there is nothing to lower.
 
     Without a budget of error that is a program which multiplied in a narrow type: it may do so in
-    that type, or in int16, which errs less, where the machine is faster in these than in float32.
+    that type, or for bfloat16 in int16, which errs less, where the machine is faster in these.
 
     Args:
       original: the program as it was traced.
@@ -221,6 +221,7 @@ def lower_precision(
     library, dtype = calling(platform), operand_type(original)
     if library is None or dtype is None:
         return None
-    own = tuple(p for p in OPERANDS if type_of(p) in (dtype, "int16"))
+    types = (dtype, "int16") if dtype == "bfloat16" else (dtype,)
+    own = tuple(p for p in OPERANDS if type_of(p) in types)
     stage = LowerPrecision(math.inf, (), own)
     return stage if stage.places(program, library) else None

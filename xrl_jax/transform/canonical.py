@@ -136,8 +136,8 @@ class Canonical:
     def _learn(self, index: int, node: Node, *, is_fixed: bool) -> None:
         if is_fixed and node.op not in ("input", "weight"):
             self.fixed.add(index)
-        known_before = node.op == "weight" or (node.args and self.prepared.issuperset(node.args))
-        if index in self.fixed or (known_before and not is_pinned(node)):
+        of_weights = node.op == "weight" or (node.args and self.prepared.issuperset(node.args))
+        if index in self.fixed or (of_weights and not is_pinned(node)):
             self.prepared.add(index)
         if node.op == "const" and node.ref < 0 and node.dtype in _DTYPES:
             self.scalars[index] = np.dtype(node.dtype).type(node.value)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from xrl_jax.libraries.onednn import curves
 from xrl_jax.libraries.onednn.code import ELEMENTS, VECTOR, WIDE, ZEROS
-from xrl_jax.libraries.onednn.flow import STRIP, TILE, Flow, LeftTile
+from xrl_jax.libraries.onednn.flow import STRIP, TILE, Flow, LeftTile, Tiled
 from xrl_jax.libraries.onednn.machine_code import SMALL, Kernel
 from xrl_jax.libraries.onednn.spec import Epilogue
 
@@ -25,7 +25,7 @@ _SMALL_DEPTH = 64  # multiply-adds that count as one element of `SMALL`
 
 
 @dataclass(frozen=True)
-class Blocked:
+class Blocked(Tiled):
     """[rows, k] by a weight [k, n], plus a bias [n] and an addend [rows, n].
 
     The weight is in strips [strips, k, STRIP]; the last may have fewer columns than it has room
@@ -46,26 +46,12 @@ class Blocked:
     weight: str = "float32"
 
     @property
-    def strips(self) -> int:
-        return -(-self.n // STRIP)
-
-    @property
     def tile(self) -> int:
-        """Rows of results computed at a time; the last tile may have fewer."""
         return min(TILE[self.lanes], self.rows)
-
-    @property
-    def tiles(self) -> int:
-        return -(-self.rows // self.tile)
 
     @property
     def depth(self) -> int:
         return min(_DEPTH, self.k)
-
-    @property
-    def shares_rows(self) -> bool:
-        """Whether threads share the tiles; else they share the strips, which are more."""
-        return self.tiles >= self.strips
 
     @property
     def last(self) -> int:

@@ -48,6 +48,11 @@ def block_of(place: Block | Part) -> Block:
     return place.block if isinstance(place, Part) else place
 
 
+def _memory_of(place: Block | Part) -> tuple[int, int]:
+    """Return the block's identity, and the offset into it."""
+    return id(block_of(place)), place.offset if isinstance(place, Part) else 0
+
+
 @dataclass
 class Value:
     """An array: its layout, in the order of its axes, and where it is stored."""
@@ -59,7 +64,7 @@ class Value:
 class _Copy(NamedTuple):
     """A copy of an array in another layout, and the number of steps after which it is there."""
 
-    original: Value
+    original: Value  # held, because `copies` knows its memory by id
     copy: Value
     n_steps: int
 
@@ -122,7 +127,7 @@ class Builder:
             # kernels only for the strides that it would choose itself.
             return Value(desc, value.place)
         at = value.place
-        place = at if isinstance(at, Place) else (id(block_of(at)), getattr(at, "offset", 0))
+        place = at if isinstance(at, Place) else _memory_of(at)
         key = place, *((self.lib.layout(d), self.lib.dtype(d)) for d in (value.desc, desc))
         if key not in self.copies:
             self.copies[key] = _Copy(value, self.new_copy(value, desc), len(self.steps))

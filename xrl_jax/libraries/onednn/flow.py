@@ -15,6 +15,31 @@ TILE = {8: 6, 16: 12}  # rows of results in registers, by the elements of a regi
 UNROLLED = 4  # terms of a sum in one iteration
 
 
+class Tiled:
+    """A product whose results are computed in tiles: some rows of a strip at a time."""
+
+    rows: int
+    n: int
+
+    @property
+    def strips(self) -> int:
+        return -(-self.n // STRIP)
+
+    @property
+    def tile(self) -> int:
+        """Rows of results computed at a time; the last tile may have fewer."""
+        raise NotImplementedError
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.rows // self.tile)
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether threads share the tiles; else they share the strips, which are more."""
+        return self.tiles >= self.strips
+
+
 class LeftTile(NamedTuple):
     """A tile of a product's left operand: its address, and the strides in elements from one row to
     the next (`across`) and from one term to the next (`along`).

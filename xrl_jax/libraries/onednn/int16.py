@@ -1,4 +1,4 @@
-"""Products in integers of 13 bits and their sign, which processors multiply in 16, as LLVM IR.
+"""Products in integers of 12 bits and a sign, which processors multiply in 16, as LLVM IR.
 
 Processors since AVX2 multiply 16 bits and add the products of neighbours twice as fast as they
 multiply and add float32. Each row of the left operand and each column of the weight is a factor
@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from xrl_jax.libraries.base import LEAST_SCALE
-from xrl_jax.libraries.onednn import curves
+from xrl_jax.libraries.onednn import curves, levels
 from xrl_jax.libraries.onednn.code import INTEGERS, VECTOR, WIDE, WIDTH, ZEROS, Code, digits
-from xrl_jax.libraries.onednn.flow import STRIP, Flow
+from xrl_jax.libraries.onednn.flow import STRIP, Flow, Tiled
 from xrl_jax.libraries.onednn.machine_code import SMALL, Kernel
 from xrl_jax.libraries.onednn.operand_types import LARGEST
 from xrl_jax.libraries.onednn.spec import Epilogue
@@ -31,8 +30,6 @@ _TILE = {8: 6, 16: 24}  # rows of results in registers, by the elements of a reg
 _SMALL_DEPTH = 128  # multiply-adds that count as one element of `SMALL`
 # By the elements of a register: the instruction that multiplies and adds pairs.
 _MULTIPLY = {8: "@llvm.x86.avx2.pmadd.wd", 16: "@llvm.x86.avx512.pmaddw.d.512"}
-_MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000  # bits of a float32
-_LARGEST, _LEAST = digits(float(LARGEST)), digits(LEAST_SCALE)
 
 
 @dataclass(frozen=True)
@@ -51,18 +48,12 @@ class RowLevels:
             with out.loop("each", "%from", "%to") as row:
                 x = out.at("%p0", out.add(f"mul i64 {row}, {self.k}"))
                 bits = self._largest(out, x)
-                is_finite = out.add(f"icmp slt i32 {bits}, {_INFINITY}")
-                step = out.add(f"fdiv float {out.add(f'bitcast i32 {bits} to float')}, {_LARGEST}")
-                is_more = out.add(f"fcmp ogt float {step}, {_LEAST}")
-                step = out.add(f"select i1 {is_more}, float {step}, float {_LEAST}")
-                infinite = digits(float("inf"))
-                scale = out.add(f"select i1 {is_finite}, float {step}, float {infinite}")
+                is_finite, scale, inverse = levels.factors(out, bits, LARGEST)
                 out.raw(f"  store float {scale}, ptr {out.at('%p2', row)}, align 4")
                 # Infinity times zero sets the flag; LLVM must not know that it is zero.
                 flag = out.add(f"fmul float {scale}, {out.add('load volatile float, ptr %zero')}")
                 out.raw(f"  store volatile float {flag}, ptr %nothing")
                 to = out.at("%p1", out.add(f"mul i64 {row}, {2 * self.pairs}"), "i16")
-                inverse = out.splat(out.add(f"fdiv float {digits(1.0)}, {step}"))
                 self._converted(out, x, inverse, is_finite, to)
         return out.text
 
@@ -72,13 +63,9 @@ class RowLevels:
 
     def _largest(self, out: Code, x: str) -> str:
         """Return the bits of the largest magnitude of a row; those of NaN are larger than any."""
-        mask = f"<{', '.join([f'i32 {_MAGNITUDE}'] * WIDTH)}>"
 
         def larger(start: str, than: str) -> str:
-            bits = out.add(f"load {INTEGERS}, ptr {out.at(x, start)}, align 4")
-            size = out.add(f"and {INTEGERS} {bits}, {mask}")
-            more = out.add(f"icmp sgt {INTEGERS} {size}, {than}")
-            return out.add(f"select <{WIDTH} x i1> {more}, {INTEGERS} {size}, {INTEGERS} {than}")
+            return levels.larger_magnitude(out, out.at(x, start), than)
 
         def with_vector(v: str, found: Sequence[str]) -> list[str]:
             return [larger(out.add(f"mul i64 {v}, {WIDTH}"), found[0])]
@@ -87,19 +74,13 @@ class RowLevels:
         (most,) = out.carried("most", "0", end, "1", [ZEROS], with_vector, [INTEGERS])
         if self.k % WIDTH:  # a vector that ends with the rest reads some elements again
             most = larger(str(self.k - WIDTH), most)
-        reduce = f"@llvm.vector.reduce.smax.v{WIDTH}i32"
-        return out.add(f"call i32 {reduce}({INTEGERS} {most})")
+        return levels.largest_of(out, most)
 
     def _converted(self, out: Code, x: str, inverse: str, is_finite: str, to: str) -> None:
         """Store the levels of a row."""
 
         def convert(start: str) -> None:
-            y = out.load(out.at(x, start))
-            y = out.add(f"select i1 {is_finite}, {VECTOR} {y}, {VECTOR} {ZEROS}")
-            y = out.add(f"fmul {VECTOR} {y}, {inverse}")
-            y = out.add(f"call {VECTOR} @llvm.nearbyint.v{WIDTH}f32({VECTOR} {y})")
-            y = out.add(f"fptosi {VECTOR} {y} to {INTEGERS}")
-            y = out.add(f"trunc {INTEGERS} {y} to <{WIDTH} x i16>")
+            y = levels.rounded(out, out.at(x, start), inverse, is_finite, "i16")
             out.raw(f"  store <{WIDTH} x i16> {y}, ptr {out.at(to, start, 'i16')}, align 2")
 
         with out.loop("vector", "0", str(self.k // WIDTH)) as v:
@@ -111,7 +92,7 @@ class RowLevels:
 
 
 @dataclass(frozen=True)
-class Products16:
+class Products16(Tiled):
     """[rows, k] by a weight [k, n], plus a bias [n] and an addend [rows, n].
 
     The arguments are the levels and factors of the rows, the weight's levels in strips
@@ -132,22 +113,8 @@ class Products16:
         return -(-self.k // 2)
 
     @property
-    def strips(self) -> int:
-        return -(-self.n // STRIP)
-
-    @property
     def tile(self) -> int:
-        """Rows of results computed at a time; the last tile may have fewer."""
         return min(_TILE[self.lanes], self.rows)
-
-    @property
-    def tiles(self) -> int:
-        return -(-self.rows // self.tile)
-
-    @property
-    def shares_rows(self) -> bool:
-        """Whether threads share the tiles; else they share the strips, which are more."""
-        return self.tiles >= self.strips
 
     @property
     def last(self) -> int:
@@ -198,10 +165,10 @@ class _Function:
         places += [out.at(places[0], str(r * what.n)) for r in range(1, rows)]
         left = out.at("%p0", out.add(f"mul i64 {row}, {what.pairs}"), "i32")
         weight = out.at("%p2", out.add(f"mul i64 {strip}, {what.pairs * STRIP}"), "i32")
-        is_first = out.add(f"icmp eq i64 {start}, 0")
         if what.pairs <= _DEPTH:
             sums = [ZEROS] * rows
         else:
+            is_first = out.add(f"icmp eq i64 {start}, 0")
             zeros = f"select i1 {is_first}, {VECTOR} {ZEROS}"
             sums = [out.add(f"{zeros}, {VECTOR} {out.load(place, mask)}") for place in places]
 

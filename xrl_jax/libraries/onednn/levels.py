@@ -46,11 +46,7 @@ class Largest(_Blocks):
         out = Code()
 
         def larger(start: str, than: str) -> str:
-            bits = out.add(f"load {INTEGERS}, ptr {out.at('%p0', start)}, align 4")
-            mask = ", ".join([f"i32 {_MAGNITUDE}"] * WIDTH)
-            size = out.add(f"and {INTEGERS} {bits}, <{mask}>")
-            more = out.add(f"icmp sgt {INTEGERS} {size}, {than}")
-            return out.add(f"select <{WIDTH} x i1> {more}, {INTEGERS} {size}, {INTEGERS} {than}")
+            return larger_magnitude(out, out.at("%p0", start), than)
 
         def with_vector(v: str, found: Sequence[str]) -> list[str]:
             return [larger(out.add(f"mul i64 {v}, {WIDTH}"), found[0])]
@@ -63,8 +59,7 @@ class Largest(_Blocks):
                 with_rest = larger(str(self.n - WIDTH), most)
                 is_last = self._is_last(out, block)
                 most = out.add(f"select i1 {is_last}, {INTEGERS} {with_rest}, {INTEGERS} {most}")
-            reduce = f"@llvm.vector.reduce.smax.v{WIDTH}i32"
-            largest = out.add(f"call i32 {reduce}({INTEGERS} {most})")
+            largest = largest_of(out, most)
             out.raw(f"  store i32 {largest}, ptr {out.at('%p1', block)}, align 4")
         return out.text
 
@@ -84,24 +79,13 @@ class Levels(_Blocks):
 
         with out.function(f"void @{name}(ptr %table, i64 %from, i64 %to) {WIDE}", 4):
             (bits,) = out.carried("part", "0", str(self.blocks), "1", ["0"], larger, ["i32"])
-            is_finite = out.add(f"icmp slt i32 {bits}, {_INFINITY}")
-            size = out.add(f"bitcast i32 {bits} to float")
-            step = out.add(f"fdiv float {size}, {digits(LEVELS)}")
-            least = digits(LEAST_SCALE)
-            is_more = out.add(f"fcmp ogt float {step}, {least}")
-            step = out.add(f"select i1 {is_more}, float {step}, float {least}")
-            scale = out.add(f"select i1 {is_finite}, float {step}, float {digits(float('inf'))}")
+            is_finite, scale, inverse = factors(out, bits, LEVELS)
             with out.only_if("first", out.add("icmp eq i64 %from, 0")):
                 out.raw(f"  store float {scale}, ptr %p2, align 4")
-            inverse = out.splat(out.add(f"fdiv float {digits(1.0)}, {step}"))
 
             def convert(start: str) -> None:
-                x = out.load(out.at("%p0", start))
-                x = out.add(f"select i1 {is_finite}, {VECTOR} {x}, {VECTOR} {ZEROS}")
-                x = out.add(f"fmul {VECTOR} {x}, {inverse}")
-                x = out.add(f"call {VECTOR} @llvm.nearbyint.v{WIDTH}f32({VECTOR} {x})")
-                whole = out.add(f"fptosi {VECTOR} {x} to {INTEGERS}")
-                narrow = out.add(f"trunc {INTEGERS} {whole} to <{WIDTH} x i8>")
+                x = out.at("%p0", start)
+                narrow = rounded(out, x, inverse, is_finite, "i8")
                 at = out.at("%p3", start, "i8")
                 out.raw(f"  store <{WIDTH} x i8> {narrow}, ptr {at}, align 1")
 
@@ -113,6 +97,45 @@ class Levels(_Blocks):
                     with out.only_if("rest", self._is_last(out, block)):
                         convert(str(self.n - WIDTH))
         return out.text
+
+
+def larger_magnitude(out: Code, at: str, than: str) -> str:
+    """Return the larger of the bits of a vector's magnitudes and of others; those of NaN are larger
+    than any.
+    """
+    mask = ", ".join([f"i32 {_MAGNITUDE}"] * WIDTH)
+    bits = out.add(f"load {INTEGERS}, ptr {at}, align 4")
+    size = out.add(f"and {INTEGERS} {bits}, <{mask}>")
+    more = out.add(f"icmp sgt {INTEGERS} {size}, {than}")
+    return out.add(f"select <{WIDTH} x i1> {more}, {INTEGERS} {size}, {INTEGERS} {than}")
+
+
+def largest_of(out: Code, bits: str) -> str:
+    """Return the largest integer of a vector."""
+    return out.add(f"call i32 @llvm.vector.reduce.smax.v{WIDTH}i32({INTEGERS} {bits})")
+
+
+def factors(out: Code, bits: str, most: int) -> tuple[str, str, str]:
+    """Return whether the largest magnitude, given as bits, is finite; the factor with which `most`
+    is that magnitude, which is infinite where it is not; and a vector of the factor's inverse.
+    """
+    is_finite = out.add(f"icmp slt i32 {bits}, {_INFINITY}")
+    size = out.add(f"bitcast i32 {bits} to float")
+    step = out.add(f"fdiv float {size}, {digits(most)}")
+    least = digits(LEAST_SCALE)
+    is_more = out.add(f"fcmp ogt float {step}, {least}")
+    step = out.add(f"select i1 {is_more}, float {step}, float {least}")
+    scale = out.add(f"select i1 {is_finite}, float {step}, float {digits(float('inf'))}")
+    return is_finite, scale, out.splat(out.add(f"fdiv float {digits(1.0)}, {step}"))
+
+
+def rounded(out: Code, at: str, inverse: str, is_finite: str, kind: str) -> str:
+    """Return the levels of a vector as integers of an LLVM type; 0 where it is not finite."""
+    x = out.add(f"select i1 {is_finite}, {VECTOR} {out.load(at)}, {VECTOR} {ZEROS}")
+    x = out.add(f"fmul {VECTOR} {x}, {inverse}")
+    x = out.add(f"call {VECTOR} @llvm.nearbyint.v{WIDTH}f32({VECTOR} {x})")
+    whole = out.add(f"fptosi {VECTOR} {x} to {INTEGERS}")
+    return out.add(f"trunc {INTEGERS} {whole} to <{WIDTH} x {kind}>")
 
 
 def kernel_of(what: Largest | Levels, name: str) -> Kernel:

@@ -123,7 +123,9 @@ class Products(Operators):
         levels, scales, _ = self.row_levels(i.args[0], args[0], shape)
         k, n = shape[-1], i.shape[-1]
         packed = self.pack_in_strips(i.args[1], -(-k // 2), n, (n, 1), "int32")
-        more = self.row_major(args[op.n_operands :], [self.shape_of(a) for a in i.args[4:]])
+        more = self.row_major(
+            args[op.n_operands :], [self.shape_of(a) for a in i.args[op.n_operands :]]
+        )
         y = self.result(lib.desc(i.shape), output)
         what = Products16(math.prod(i.shape) // n, k, n, op.after, lib.lanes)
         used = (levels, scales, Value(packed, args[1].place), args[2], *more, y)
