@@ -64,6 +64,16 @@ def test_a_weight_beyond_the_range_of_float16_has_an_infinite_error() -> None:
     assert errors.of({first: "weight-in-bfloat16"}).max() < 0.1
 
 
+def test_on_unusual_inputs_the_error_of_bfloat16_is_allowed() -> None:
+    places = sites(PROGRAM, LIBRARY)
+    errors = Errors(PROGRAM, places, [LEAVES], unusual=[[*LEAVES[:-1], 2 * X]])
+    half, whole = ({s: p for s in places} for p in ("weight-in-float16", "weight-in-bfloat16"))
+    assert errors.excess(whole, 1e-9) == pytest.approx(1.0, rel=0.5)
+    assert errors.excess(half, 1e-9) < 0.2  # three bits more
+    assert errors.excess(whole, 1.0) < 0.1
+    assert errors.excess({}, 1e-9) == 0.0
+
+
 def test_products_inside_loops_are_no_sites() -> None:
     def fn(w: jax.Array, xs: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda c, x: (jnp.tanh(c @ w + x), c), xs[0], xs)[0]

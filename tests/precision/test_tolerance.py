@@ -198,9 +198,17 @@ def test_given_inputs_are_divided_between_choice_and_check() -> None:
     program = from_jax(network, PARAMS, X, weights=0)
     batches = [[*jax.tree.leaves(PARAMS), (n + 1) * X] for n in range(40)]
     budget = error_budget(program, batches[0], 1e-2, batches)
-    firsts = [float(b[-1][0, 0] / X[0, 0]) for b in (*budget.chosen_on, *budget.checked_on)]
+    given = [*budget.chosen_on[:16], *budget.checked_on]
+    firsts = [float(b[-1][0, 0] / X[0, 0]) for b in given]
     np.testing.assert_allclose(firsts, np.arange(1, 41), rtol=1e-6)
-    assert (len(budget.chosen_on), len(budget.checked_on), budget.given) == (16, 24, 40)
+    assert (len(budget.chosen_on), len(budget.checked_on), budget.given) == (17, 24, 40)
+
+
+def test_unusual_inputs_are_as_large_as_the_domain_allows() -> None:
+    program = from_jax(network, PARAMS, X, weights=0)
+    budget = error_budget(program, [*jax.tree.leaves(PARAMS), X], 1e-2)
+    sizes = [float(jnp.abs(x).max() / np.abs(X).max()) for *_, x in budget.unusual]
+    np.testing.assert_allclose(sizes, [2.0, 4.0], rtol=1e-3)  # none with NaN or infinities
 
 
 def test_bf16_stands_for_the_error_in_that_type() -> None:

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
+
 from xrl_jax.accept.coarse import COARSE, coarse_error, coarse_results
 from xrl_jax.accept.reference import reference
+from xrl_jax.accept.samples import N_USUAL, samples
 from xrl_jax.precision.inputs import drawn_inputs
 from xrl_jax.program.program import Program
 
@@ -22,12 +25,15 @@ class ErrorBudget:
     Attributes:
       tolerance: the largest error of a result, relative to the largest element of its array.
       chosen_on: flat argument lists on which precisions are chosen.
+      unusual: others, with values as large as the domain allows: precisions are chosen such that
+        the error there is at most that of bfloat16, or within the tolerance.
       checked_on: others, on which the result is checked.
       given: how many of all were given by the user; the others are drawn.
     """
 
     tolerance: float
     chosen_on: list[list[Any]]
+    unusual: list[list[Any]]
     checked_on: list[list[Any]]
     given: int
 
@@ -76,12 +82,18 @@ def error_budget(
     """
     known = [list(x) for x in batches] or [list(leaves)]
     n = min(_CHOSEN_ON, -(-len(known) // 2))
-    chosen_on, checked_on = known[:n], known[n:]
-    chosen_on += drawn_inputs(program, known, _CHOSEN_ON - len(chosen_on), seed=1)
+    again = samples(program, leaves)
+    chosen_on, checked_on = [*known[:n], *again[1:N_USUAL]], known[n:]
+    chosen_on += drawn_inputs(program, known, max(_CHOSEN_ON - len(chosen_on), 0), seed=1)
     checked_on += drawn_inputs(program, known, max(_CHECKED_ON - len(checked_on), 0), seed=2)
     if isinstance(tolerance, str):
         tolerance = _error_in(program, tolerance, chosen_on)
-    return ErrorBudget(float(tolerance), chosen_on, checked_on, len(batches))
+    unusual = [x for x in again[N_USUAL:] if all(map(_is_finite, x))]
+    return ErrorBudget(float(tolerance), chosen_on, unusual, checked_on, len(batches))
+
+
+def _is_finite(x: Any) -> bool:
+    return not jnp.issubdtype(x.dtype, jnp.inexact) or bool(jnp.isfinite(x).all())
 
 
 def _error_in(program: Program, kind: str, inputs: Sequence[Sequence[Any]]) -> float:

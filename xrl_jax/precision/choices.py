@@ -14,6 +14,7 @@ from xrl_jax.transform.narrow import Site
 
 _FEW = 4  # inputs on which a choice is measured before it is on all
 _ADJUSTMENTS = 6  # times that a choice is made again because its error is not the predicted one
+_LEAST_SHARE = 0.3  # of the budget that is left then: another choice may err far less
 
 
 def worthwhile(
@@ -44,9 +45,9 @@ class Choice(NamedTuple):
 def choice_within(
     most: float, units: Sequence[Unit], errors: Errors, choose: Chooser = knapsack
 ) -> Choice:
-    """Return the choice with the largest gain whose error is at most `most` on nearly all inputs.
-    Where the error of a choice is not as predicted, the next one is made for the budget that would
-    have been right.
+    """Return the choice with the largest gain whose error is at most `most` on nearly all inputs,
+    and on unusual ones at most that of bfloat16. Where the error of a choice is not as predicted,
+    the next one is made for the budget that would have been right.
 
     Args:
       choose: how options are chosen for a budget of error.
@@ -57,8 +58,10 @@ def choice_within(
         each = errors.of(choice.types, inputs=_FEW)
         if error_bound(each) <= most:  # else it need not be measured on all
             each = errors.of(choice.types)
-        bound = error_bound(each)
-        if bound <= most:
+        excess = error_bound(each) / most
+        if excess <= 1.0:
+            excess = errors.excess(choice.types, most)
+        if excess <= 1.0:
             return choice._replace(error=float(each.max()))
-        budget *= 0.95 * most / bound
+        budget *= max(0.95 / excess, _LEAST_SHARE)
     return Choice({}, 0.0)

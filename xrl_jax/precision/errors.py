@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.accept.accuracy import relative_error
+from xrl_jax.accept.coarse import coarse_results
 from xrl_jax.backends.hoist import split
 from xrl_jax.graph.graph import Node
 from xrl_jax.lower.table import lower
@@ -25,7 +27,7 @@ from xrl_jax.program.program import Program, evaluate
 from xrl_jax.transform.narrow import OPERANDS, Site, rounding, stored, type_of
 
 _MOST_BYTES = 2 << 30  # of rounded weights that are kept
-_DEVIATIONS = 3.0  # standard deviations from the mean that hardly any input exceeds
+_DEVIATIONS = 3.5  # standard deviations from the mean that hardly any input exceeds
 AtSite = Callable[[Site, Node, Any, Any], Any]  # computes a site, given its operands
 
 
@@ -43,6 +45,7 @@ class Errors:
       program: numbered as `sites` numbers it.
       places: the sites that may be chosen, with their precisions; not empty.
       inputs: flat argument lists.
+      unusual: others, on which a larger error may be allowed.
     """
 
     def __init__(
@@ -50,13 +53,16 @@ class Errors:
         program: Program,
         places: Mapping[Site, Sequence[str]],
         inputs: Sequence[Sequence[Any]],
+        unusual: Sequence[Sequence[Any]] = (),
     ) -> None:
         self._number = {site: n for n, site in enumerate(places)}
         is_weight = program.weights
         weights = [x for x, w in zip(inputs[0], is_weight, strict=True) if w]
-        self._inputs = [
-            [x for x, w in zip(flat, is_weight, strict=True) if not w] for flat in inputs
-        ]
+        self._program, self._all_unusual = program, unusual
+        self._inputs, self._unusual = (
+            [[x for x, w in zip(flat, is_weight, strict=True) if not w] for flat in given]
+            for given in (inputs, unusual)
+        )
         sites_alone = _with_plain(program, places)
         self._nodes, self._weights = _uses(sites_alone, places, inputs[0])
 
@@ -89,10 +95,13 @@ class Errors:
         self._other_weights = weights
         self._kept: dict[tuple[int, str], np.ndarray] = {}
         self._run = jax.jit(self._split.call)
-        self._exact = self._results({}, len(inputs))
+        self._exact = self._results({}, self._inputs)
+        self._exact_unusual = self._results({}, self._unusual)
 
-    def _results(self, chosen: Mapping[Site, str], n_inputs: int) -> list[list[np.ndarray]]:
-        """Return the float results on the first inputs."""
+    def _results(
+        self, chosen: Mapping[Site, str], inputs: Sequence[Sequence[Any]]
+    ) -> list[list[np.ndarray]]:
+        """Return the float results on some inputs."""
         kinds = np.zeros(len(self._number), np.int32)
         for site, precision in chosen.items():
             if precision in OPERANDS:
@@ -102,10 +111,7 @@ class Errors:
             for use, (site, _) in enumerate(self._nodes)
         ]
         prepared = self._split.prepare([*weights, *self._other_weights])
-        found = (self._run(prepared, [kinds, *flat]) for flat in self._inputs[:n_inputs])
-        return [
-            [np.asarray(x) for x in each if jnp.issubdtype(x.dtype, jnp.floating)] for each in found
-        ]
+        return [_floats(self._run(prepared, [kinds, *flat])) for flat in inputs]
 
     def _weight(self, use: int, precision: str) -> np.ndarray:
         """Return the weight of a use of a site, rounded; it is kept for other choices."""
@@ -124,22 +130,45 @@ class Errors:
           inputs: only the first so many inputs; None for all.
         """
         n = len(self._inputs) if inputs is None else min(inputs, len(self._inputs))
-        found = []
-        for results, exact in zip(self._results(chosen, n), self._exact[:n], strict=True):
-            pairs = zip(results, exact, strict=True)
-            found.append(max((relative_error(x, y) for x, y in pairs), default=0.0))
-        return np.asarray(found)
+        return _largest(self._results(chosen, self._inputs[:n]), self._exact[:n])
+
+    def excess(self, chosen: Mapping[Site, str], most: float) -> float:
+        """Return the largest ratio of the error on an unusual input to the one allowed there, which
+        is `most`, or that of bfloat16 if it is more.
+        """
+        found = _largest(self._results(chosen, self._unusual), self._exact_unusual)
+        if (found <= most).all():
+            return float(found.max(initial=0.0)) / most
+        return float((found / np.maximum(self._in_bfloat16, most)).max())
+
+    @cached_property
+    def _in_bfloat16(self) -> np.ndarray:
+        """The errors on unusual inputs with all products in bfloat16."""
+        coarse = coarse_results(self._program, "bf16")
+        return _largest([_floats(coarse(flat)) for flat in self._all_unusual], self._exact_unusual)
+
+
+def _floats(results: Sequence[Any]) -> list[np.ndarray]:
+    return [np.asarray(x) for x in results if jnp.issubdtype(x.dtype, jnp.floating)]
+
+
+def _largest(
+    found: Sequence[Sequence[np.ndarray]], exact: Sequence[Sequence[np.ndarray]]
+) -> np.ndarray:
+    """Return for each input the largest error of a result."""
+    pairs = (zip(*each, strict=True) for each in zip(found, exact, strict=True))
+    return np.asarray([max((relative_error(x, y) for x, y in own), default=0.0) for own in pairs])
 
 
 def error_bound(errors: np.ndarray) -> float:
     """Return an error that hardly any input exceeds, given the errors on some: the largest of them,
-    or three standard deviations above the mean, of logarithms, if that is more. An input without
-    an error, such as zeros, says nothing about others.
+    or 3.5 standard deviations above the mean, of logarithms, if that is more. An input without an
+    error, such as zeros, says nothing about others.
 
     >>> round(error_bound(np.asarray([1e-3, 1e-3, 1e-3])), 6)
     0.001
     >>> round(error_bound(np.asarray([1e-3, 1e-4, 1e-5])), 3)
-    0.028
+    0.072
     >>> round(error_bound(np.asarray([1e-3, 0.0])), 6)
     0.001
     """

@@ -65,6 +65,7 @@ class LowerPrecision:
       tolerance: largest error of a result, relative to the largest element of its array; infinite
         where the precisions are those that the program had before the search.
       inputs: flat argument lists on which errors are measured; empty if the tolerance is infinite.
+      unusual: others, on which an error as in bfloat16 is allowed as well.
       precisions: those that may be chosen.
       budgets: the shares of the tolerance for which precisions are chosen, largest first.
       timing_share: largest share of the time left that is used for timing operators.
@@ -77,6 +78,7 @@ class LowerPrecision:
 
     tolerance: float
     inputs: Sequence[Sequence[Any]] = field(metadata={"setting": False})
+    unusual: Sequence[Sequence[Any]] = field(default=(), metadata={"setting": False})
     precisions: tuple[str, ...] = PRECISIONS
     budgets: tuple[float, ...] = (1.0, 0.3, 0.1)
     timing_share: float = 0.3
@@ -132,7 +134,8 @@ class LowerPrecision:
             best = {s: max(own.items(), key=lambda o: o[1]) for s, own in gains.items()}
             return [Choice({s: Option(*o, 0.0) for s, o in best.items()}, 0.0)]
         gains = worthwhile(gains, self.negligible)
-        errors = Errors(program, {site: tuple(own) for site, own in gains.items()}, self.inputs)
+        places = {site: tuple(own) for site, own in gains.items()}
+        errors = Errors(program, places, self.inputs, self.unusual)
         units = measured_units(gains, errors, clock.part(self.choice_share))
         found: list[Choice] = []
         for share in self.budgets:
@@ -217,11 +220,11 @@ def lower_precision(
       budget: what the user allows.
     """
     if budget is not None:
-        return LowerPrecision(budget.tolerance, budget.chosen_on)
+        return LowerPrecision(budget.tolerance, budget.chosen_on, budget.unusual)
     library, dtype = calling(platform), operand_type(original)
     if library is None or dtype is None:
         return None
     types = (dtype, "int16") if dtype == "bfloat16" else (dtype,)
     own = tuple(p for p in OPERANDS if type_of(p) in types)
-    stage = LowerPrecision(math.inf, (), own)
+    stage = LowerPrecision(math.inf, (), precisions=own)
     return stage if stage.places(program, library) else None

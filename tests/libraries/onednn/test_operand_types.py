@@ -186,7 +186,7 @@ def test_a_special_value_gives_what_float32_gives(value: float) -> None:
 
 
 @needs_int8
-@pytest.mark.parametrize("scale", [0.0, 1e-42, 1e-30, 1e30])
+@pytest.mark.parametrize("scale", [0.0, 1e-42, 1e-30, 1e30, 1e34])
 def test_the_error_does_not_depend_on_the_scale(scale: float) -> None:
     for right, window, error in (("int8", 3, 0.03), ("int16", 1, 1e-3)):
         x, w, b = arrays((1, 9, 9, 16), (window, window, 16, 24), (24,))
@@ -253,12 +253,16 @@ def test_readers_of_a_value_share_its_levels_in_int16() -> None:
 
 
 @needs_int8
-@pytest.mark.parametrize(("right", "window"), [("int8", 3), ("int16", 1)])
-def test_a_call_may_be_mapped_and_differentiated(right: str, window: int) -> None:
+@pytest.mark.parametrize(
+    # A mapped call is computed by XLA, where a level halfway may be rounded to the other integer.
+    ("right", "window", "error"),
+    [("int8", 3, 1e-5), ("int16", 1, 5e-3)],
+)
+def test_a_call_may_be_mapped_and_differentiated(right: str, window: int, error: float) -> None:
     x, w, b = arrays((3, 1, 6, 6, 16), (window, window, 16, 8), (8,))
     fn, exact = convolution(right), convolution("float32")
     each = jnp.stack([fn(one, w, b) for one in x])
-    np.testing.assert_allclose(jax.vmap(lambda one: fn(one, w, b))(x), each, atol=1e-5)
+    np.testing.assert_allclose(jax.vmap(lambda one: fn(one, w, b))(x), each, atol=error)
     slope, expected = (jax.grad(lambda b, f=f: f(x[0], w, b).sum())(b) for f in (fn, exact))
     np.testing.assert_allclose(slope, expected, atol=4)  # a rectifier may open or close
 

@@ -235,8 +235,9 @@ class _Function:
         """Return a row of sums times its factors, after the epilogue."""
         out, after = self.out, self.what.after
         scale = out.load_one(out.at("%p1", out.add(f"add i64 {row}, {r}")))
-        value = out.add(f"fmul {VECTOR} {total}, {scale}")
-        value = out.add(f"fmul {VECTOR} {value}, {factors}")
+        # Weights first: of large rows, sums times the row's factor may overflow.
+        value = out.add(f"fmul {VECTOR} {total}, {factors}")
+        value = out.add(f"fmul {VECTOR} {value}, {scale}")
         if after.bias:
             value = out.add(f"fadd {VECTOR} {value}, {out.load(out.at('%p4', column), mask)}")
         if after.addend:
