@@ -8,7 +8,7 @@ becomes an opaque node that keeps the equation. Every function that JAX can trac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -112,8 +112,12 @@ def from_jax(
 
 
 def _weight_positions(weights: Sequence[int] | int, n_args: int) -> set[int]:
-    positions = (weights,) if isinstance(weights, int) else tuple(weights)
+    positions = tuple(weights) if isinstance(weights, Iterable) else (weights,)
     for w in positions:
+        if isinstance(w, bool) or not isinstance(w, (int, np.integer)):
+            raise ValueError(
+                f"weights={weights!r}: give positions of arguments, such as 0 or (0, 2); () for none"
+            )
         if not -n_args <= w < n_args:
             raise ValueError(
                 f"weights={positions!r}: there is no positional argument {w}, the function is "
