@@ -81,7 +81,7 @@ def test_a_weight_position_out_of_range_is_refused(position: int) -> None:
 
 @pytest.mark.parametrize("weights", [None, "params", True, (0, 1.0)])
 def test_weights_that_are_no_positions_are_refused(weights: Any) -> None:
-    with pytest.raises(ValueError, match="^weights=.*: give positions of arguments, such as 0 or"):
+    with pytest.raises(ValueError, match="^weights=.*: give positions of arguments: 0 or"):
         from_jax(lambda w, x: w * x, 1.0, 2.0, weights=weights)
 
 

@@ -116,7 +116,7 @@ def _weight_positions(weights: Sequence[int] | int, n_args: int) -> set[int]:
     for w in positions:
         if isinstance(w, bool) or not isinstance(w, (int, np.integer)):
             raise ValueError(
-                f"weights={weights!r}: give positions of arguments, such as 0 or (0, 2); () for none"
+                f"weights={weights!r}: give positions of arguments: 0 or (0, 2), or () for none"
             )
         if not -n_args <= w < n_args:
             raise ValueError(
