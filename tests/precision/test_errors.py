@@ -74,6 +74,14 @@ def test_on_unusual_inputs_the_error_of_bfloat16_is_allowed() -> None:
     assert errors.excess({}, 1e-9) == 0.0
 
 
+def test_an_unusual_input_may_overflow_where_it_does_in_bfloat16() -> None:
+    w, x = np.full((24, 8), 88.7 / 24, np.float32), np.ones((1, 24), np.float32)
+    program = from_jax(lambda w, x: jnp.exp(x @ w), w, x, weights=0)  # 88.875 in bfloat16
+    (site,) = places = sites(program, LIBRARY)
+    errors = Errors(program, places, [[w, 0.1 * x]], unusual=[[w, x]])
+    assert errors.excess({site: "weight-in-bfloat16"}, 1e-2) == 1.0
+
+
 def test_products_inside_loops_are_no_sites() -> None:
     def fn(w: jax.Array, xs: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda c, x: (jnp.tanh(c @ w + x), c), xs[0], xs)[0]

@@ -58,7 +58,7 @@ class Errors:
         self._number = {site: n for n, site in enumerate(places)}
         is_weight = program.weights
         weights = [x for x, w in zip(inputs[0], is_weight, strict=True) if w]
-        self._program, self._all_unusual = program, unusual
+        self._program, self._unusual_with_weights = program, unusual
         self._inputs, self._unusual = (
             [[x for x, w in zip(flat, is_weight, strict=True) if not w] for flat in given]
             for given in (inputs, unusual)
@@ -139,13 +139,18 @@ class Errors:
         found = _largest(self._results(chosen, self._unusual), self._exact_unusual)
         if (found <= most).all():
             return float(found.max(initial=0.0)) / most
-        return float((found / np.maximum(self._in_bfloat16, most)).max())
+        limits = np.maximum(self._in_bfloat16, most)
+        # Both are infinite where both overflow.
+        pairs = zip(found.tolist(), limits.tolist(), strict=True)
+        return max(1.0 if error == limit else error / limit for error, limit in pairs)
 
     @cached_property
     def _in_bfloat16(self) -> np.ndarray:
         """The errors on unusual inputs with all products in bfloat16."""
         coarse = coarse_results(self._program, "bf16")
-        return _largest([_floats(coarse(flat)) for flat in self._all_unusual], self._exact_unusual)
+        return _largest(
+            [_floats(coarse(flat)) for flat in self._unusual_with_weights], self._exact_unusual
+        )
 
 
 def _floats(results: Sequence[Any]) -> list[np.ndarray]:
