@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xrl_jax.frontends.onnx_ops import activation, pooling
+from xrl_jax.frontends.onnx_ops.activation import leaky_relu
 from xrl_jax.frontends.onnx_ops.base import Array, Node, Translation, on_device
 from xrl_jax.frontends.onnx_ops.linalg import matmul_arrays
+from xrl_jax.frontends.onnx_ops.pooling import average_pool, over_image
 from xrl_jax.frontends.onnx_ops.quantise import (
     centred,
     dequantize_linear,
@@ -44,8 +45,9 @@ def on_quantised(operation: Callable[..., Array], operands: int = 1) -> Translat
             raise node.unsupported("channels_last")
         own = 3 * operands
         numbers = [real(*inputs[i : i + 3]) for i in range(0, own, 3)]
-        scale, zero = (*inputs[own:], None)[:2]
-        return quantised(operation(node, *numbers), scale, zero, inputs[0].dtype)
+        scale, *zero = inputs[own:]
+        result = operation(node, *numbers)
+        return quantised(result, scale, zero[0] if zero else None, inputs[0].dtype)
 
     return translate
 
@@ -85,10 +87,10 @@ QUANTISED: dict[str, Translation] = {
     "DequantizeLinear": dequantize_linear,
     "QGemm": qgemm,
     "QLinearAdd": on_quantised(lambda _, a, b: jnp.add(a, b), operands=2),
-    "QLinearAveragePool": on_quantised(pooling.TRANSLATIONS["AveragePool"]),
+    "QLinearAveragePool": on_quantised(average_pool),
     "QLinearConcat": qlinear_concat,
-    "QLinearGlobalAveragePool": on_quantised(pooling.TRANSLATIONS["GlobalAveragePool"]),
-    "QLinearLeakyRelu": on_quantised(activation.TRANSLATIONS["LeakyRelu"]),
+    "QLinearGlobalAveragePool": on_quantised(over_image(jnp.mean)),
+    "QLinearLeakyRelu": on_quantised(leaky_relu),
     "QLinearMul": on_quantised(lambda _, a, b: jnp.multiply(a, b), operands=2),
     "QLinearSigmoid": on_quantised(lambda _, x: lax.logistic(x)),
     "QuantizeLinear": quantize_linear,
