@@ -47,7 +47,7 @@ def choice_within(
 ) -> Choice:
     """Return the choice with the largest gain whose error is at most `most` on nearly all inputs,
     and on unusual ones at most that of bfloat16. Where the error of a choice is not as predicted,
-    the next one is made for the budget that would have been right.
+    the next one is made for the budget that would have been right, or for 0.3 of the last one.
 
     Args:
       choose: how options are chosen for a budget of error.

@@ -57,12 +57,7 @@ class Errors:
     ) -> None:
         self._number = {site: n for n, site in enumerate(places)}
         is_weight = program.weights
-        weights = [x for x, w in zip(inputs[0], is_weight, strict=True) if w]
-        self._program, self._unusual_with_weights = program, unusual
-        self._inputs, self._unusual = (
-            [[x for x, w in zip(flat, is_weight, strict=True) if not w] for flat in given]
-            for given in (inputs, unusual)
-        )
+        self._program, self._inputs, self._unusual = program, inputs, unusual
         sites_alone = _with_plain(program, places)
         self._nodes, self._weights = _uses(sites_alone, places, inputs[0])
 
@@ -92,7 +87,7 @@ class Errors:
             [kinds, *avals, *program.in_avals],
             [False, *[True] * n, *is_weight],
         )
-        self._other_weights = weights
+        self._other_weights = [x for x, w in zip(inputs[0], is_weight, strict=True) if w]
         self._kept: dict[tuple[int, str], np.ndarray] = {}
         self._run = jax.jit(self._split.call)
         self._exact = self._results({}, self._inputs)
@@ -111,7 +106,9 @@ class Errors:
             for use, (site, _) in enumerate(self._nodes)
         ]
         prepared = self._split.prepare([*weights, *self._other_weights])
-        return [_floats(self._run(prepared, [kinds, *flat])) for flat in inputs]
+        is_weight = self._program.weights
+        rest = ([x for x, w in zip(flat, is_weight, strict=True) if not w] for flat in inputs)
+        return [_floats(self._run(prepared, [kinds, *flat])) for flat in rest]
 
     def _weight(self, use: int, precision: str) -> np.ndarray:
         """Return the weight of a use of a site, rounded; it is kept for other choices."""
@@ -148,9 +145,7 @@ class Errors:
     def _in_bfloat16(self) -> np.ndarray:
         """The errors on unusual inputs with all products in bfloat16."""
         coarse = coarse_results(self._program, "bf16")
-        return _largest(
-            [_floats(coarse(flat)) for flat in self._unusual_with_weights], self._exact_unusual
-        )
+        return _largest([_floats(coarse(flat)) for flat in self._unusual], self._exact_unusual)
 
 
 def _floats(results: Sequence[Any]) -> list[np.ndarray]:

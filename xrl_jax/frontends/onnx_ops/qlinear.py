@@ -24,11 +24,6 @@ from xrl_jax.frontends.onnx_ops.quantise import (
 )
 
 
-def real(x: Array, scale: Array, zero: Array | None) -> Array:
-    """Return the numbers that a quantised array, with one scale, stands for."""
-    return lax.convert_element_type(centred(x, zero), np.float32) * jnp.reshape(scale, ())
-
-
 def quantised(y: Array, scale: Array, zero: Array | None, dtype: Any) -> Array:
     """Return numbers quantised with one scale; `dtype` is that of a zero point left out."""
     offset = jnp.zeros((), dtype) if zero is None else jnp.reshape(zero, ())
@@ -44,7 +39,7 @@ def on_quantised(operation: Callable[..., Array], operands: int = 1) -> Translat
         if node.get("channels_last", 0):
             raise node.unsupported("channels_last")
         own = 3 * operands
-        numbers = [real(*inputs[i : i + 3]) for i in range(0, own, 3)]
+        numbers = [dequantize_linear(node, *inputs[i : i + 3]) for i in range(0, own, 3)]
         scale, *zero = inputs[own:]
         result = operation(node, *numbers)
         return quantised(result, scale, zero[0] if zero else None, inputs[0].dtype)
@@ -53,7 +48,7 @@ def on_quantised(operation: Callable[..., Array], operands: int = 1) -> Translat
 
 
 def qlinear_concat(node: Node, y_scale: Array, y_zero: Array, *inputs: Any) -> Array:
-    arrays = [real(*inputs[i : i + 3]) for i in range(0, len(inputs), 3)]
+    arrays = [dequantize_linear(node, *inputs[i : i + 3]) for i in range(0, len(inputs), 3)]
     joined = jnp.concatenate(arrays, axis=node.attributes["axis"])
     return quantised(joined, y_scale, y_zero, y_zero.dtype)
 
