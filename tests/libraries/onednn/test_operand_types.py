@@ -211,7 +211,9 @@ def test_an_image_without_negative_elements_is_unsigned() -> None:
     x = jnp.abs(x)
     exact = convolution("float32")(x, w, b)
     errors = {t: float(jnp.std(convolution(t)(x, w, b) - exact)) for t in ("int8", "uint8")}
-    assert errors["uint8"] < errors["int8"]
+    # With instructions that add in 32 bits, both have the same levels.
+    halved = LIBRARY is not None and LIBRARY.most_level < 127
+    assert errors["uint8"] < errors["int8"] if halved else errors["uint8"] == errors["int8"]
     rounded, factors = kernel_levels(w, 127)
     found, scale = levels(x)
     expected = convolution("float32")(found * scale, rounded * factors, b)

