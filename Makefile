@@ -11,6 +11,7 @@ ARGS ?=
 
 BIN := .venv/bin
 READY := .venv/.ready
+GPU_COMPILER := .venv/.gpu_compiler
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 SOURCES := xrl_jax experiments tests
 
@@ -19,10 +20,10 @@ SOURCES := xrl_jax experiments tests
 demo: $(READY)
 	$(BIN)/python -m experiments.optimize --model=squeezenet --search=taso --budget_seconds=240 --out=out/demo $(ARGS)
 
-test: $(READY)
+test: $(READY) $(GPU_COMPILER)
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-all: $(READY)
+test-all: $(READY) $(GPU_COMPILER)
 	$(PYTEST) $(ARGS)
 
 lint: $(READY)
@@ -42,6 +43,11 @@ clean:
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,onednn,onnx]"
+	@touch $@
+
+# XLA's compiler for NVIDIA GPUs, which some tests use; no GPU is needed.
+$(GPU_COMPILER): $(READY)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m xrl_jax.measure.gpu.install
 	@touch $@
 
 $(BIN)/python:

@@ -46,10 +46,7 @@ from xrl_jax.search.chain import WithShare, chain
 from xrl_jax.search.recall import recall, record_path, remember
 from xrl_jax.search.time_whole import TimeWhole
 from xrl_jax.strategies import find_strategy
-from xrl_jax.transform.batch import batched
-from xrl_jax.transform.canonical import canonical
-from xrl_jax.transform.unroll import unrolled
-from xrl_jax.transform.widen import WIDE_PLATFORMS, widened
+from xrl_jax.transform.start import start_of
 from xrl_jax.verify.verify import verified
 
 _LEAST_LAST, _MOST_LAST = 0.3, 0.6  # share of the budget for the check and the final timing
@@ -66,7 +63,7 @@ class _Task:
     Attributes:
       given: the user's function as a program.
       original: the same program in the form that is run during optimisation, see `_to_run`.
-      program: the start of the search, see `_start`.
+      program: the start of the search, see `start_of`.
       rules: the rules that may be used; those available on this platform are compiled in `table`.
       arguments: flat example arguments, or their shapes.
     """
@@ -101,23 +98,13 @@ def _task(
     original = _to_run(given, fn, example_args, weights)
     chosen = tuple(verified(chosen, library))
     with on_cpu():
-        program = _start(original)
+        program = start_of(original, jax.default_backend())
         table = compile_rules(available_rules(chosen, jax.default_backend()))
     arguments: list[Any] = list(original.in_avals)
     if example_args:
         arguments, _ = flatten_as(original.in_tree, example_args, {})
     name = getattr(fn, "__name__", None) or "program"
     return _Task(name, given, original, program, strategy, chosen, table, arguments, **settings)
-
-
-def _start(original: Program) -> Program:
-    """Return the program that the search starts from: in canonical form and, where bfloat16 and
-    float16 have no fast arithmetic, in float32.
-    """
-    program = batched(unrolled(original))
-    if jax.default_backend() in WIDE_PLATFORMS:
-        program = widened(program)
-    return canonical(program)
 
 
 def optimize(

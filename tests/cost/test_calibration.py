@@ -110,7 +110,7 @@ def test_priors_depend_on_the_installed_libraries(monkeypatch, library, expected
     monkeypatch.setattr("xrl_jax.libraries.onednn.library.library", lambda: library)
     prior = priors("cpu")
     assert prior[ops.OPS["conv"].code, 2, number_of("conv", "onednn")] == expected
-    assert priors("gpu") == {}
+    assert priors("tpu") == {}
 
 
 def test_elementwise_loops_have_an_overhead_for_each_pass_of_a_sum():

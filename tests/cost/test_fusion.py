@@ -45,6 +45,7 @@ ALONE = fusion.Sharing(
     leave=jnp.float32(0.0),
     joined=jnp.float32(1.0),
     in_loop=jnp.float32(1.0),
+    loops=fusion.computed_in_loops("cpu"),
     library=None,
 )
 IN_CALLS = fusion.Sharing(
@@ -52,6 +53,7 @@ IN_CALLS = fusion.Sharing(
     members=ABSORBS,
     fused=jnp.asarray([op in COSTS.fused for op in ops.OP_NAMES]),
     **{n: jnp.float32(getattr(COSTS, n)) for n in ("enter", "leave", "joined", "in_loop")},
+    loops=fusion.computed_in_loops("cpu"),
     library="onednn",
 )
 TABLE = roofline.cost_table({}, sharing=ALONE)
@@ -118,6 +120,26 @@ def test_an_absorbed_epilogue_costs_its_overhead_and_other_operands_only() -> No
     assert added == pytest.approx(STEP + PASS)
     assert rectified == pytest.approx(STEP)
     assert negated == pytest.approx(STEP + PASS + ONE)  # it cannot be in an epilogue
+
+
+def test_on_a_gpu_a_slice_costs_what_its_loop_reads() -> None:
+    """On a CPU it is a copy, and has the overhead of a movement."""
+    half = pack_attrs("slice", {"start": (0, 0), "limit": (4, 8), "stride": (1, 1)})
+    nodes = [X, Node("slice", (0,), half, shape=(4, 8)), Node("neg", (1,), shape=(4, 8))]
+    on_gpu = replace(TABLE.sharing, loops=fusion.computed_in_loops("gpu"))
+    _, taken, negated = costs(nodes, replace(TABLE, sharing=on_gpu))
+    assert STEP < taken <= STEP + PASS
+    assert negated < STEP + PASS  # the slice is computed in its loop
+    _, copied, _ = costs(nodes)
+    assert copied > 2 * taken
+
+
+def test_on_a_gpu_convolutions_and_products_compute_their_epilogue() -> None:
+    absorbs = fusion.sharing("gpu").absorbs
+    assert [bool(absorbs[ops.OPS[op].code, 0]) for op in ("conv", "dot", "window_max")] == [
+        *(True, True, False)
+    ]
+    assert not fusion.sharing("cpu").absorbs[ops.OPS["conv"].code, 0]
 
 
 def test_work_on_weights_is_in_memory_except_for_broadcasts() -> None:

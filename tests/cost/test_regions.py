@@ -161,11 +161,13 @@ def test_convolutions_of_xla_are_timed_without_copies():
     assert Region(Node("conv", (0, 1), shape=(1, 3, 4, 4)), (image, kernel)).copies == 1
 
 
-def test_on_a_gpu_convolutions_are_timed_as_copies_too():
+def test_on_a_gpu_a_region_is_a_kernel_of_which_programs_hold_several_copies():
     """The time of a single call would include its launch and the wait for its result."""
-    image, kernel = Node("input", shape=(1, 3, 4, 4)), Node("weight", shape=(3, 3, 1, 1))
-    conv = Node("conv", (0, 1), shape=(1, 3, 4, 4))
-    assert Region(conv, (image, kernel), platform="gpu").copies == 16
+    row = Node("input", shape=(64,), ref=0)
+    job = region_job(Region(Node("add", (0, 1), shape=(64,)), (row, row), platform="gpu"), ())
+    assert (job.slope, job.any_layout) == ((8, 24), True)
+    exported = jax.export.deserialize(bytearray(job.artifact))
+    assert "while" not in exported.mlir_module()
 
 
 def test_calibration_loops_are_sums_of_several_sizes():

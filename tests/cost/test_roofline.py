@@ -145,6 +145,21 @@ def test_a_reduction_reads_its_argument_and_writes_its_result():
     assert cost(nodes) == pytest.approx(4 * (24 + 6) / 100 + 0.5)
 
 
+def test_a_scalar_is_read_for_nothing():
+    rates = Rates(
+        PLAIN.flop_rate, PLAIN.bandwidth, PLAIN.overhead, PLAIN.scale, pass_overhead=100.0
+    )
+    scalar = matrix(shape=(), ref=1)
+    with_scalar = cost((matrix(), scalar, Node("max", (0, 1), shape=(4, 6))), rates=rates)
+    with_matrix = cost((matrix(), matrix(ref=1), Node("max", (0, 1), shape=(4, 6))), rates=rates)
+    assert 100 < with_scalar < 110 < 200 < with_matrix
+
+
+def test_rates_start_from_those_of_the_platform():
+    assert roofline.first_rates("cpu") is roofline.DEFAULT_RATES
+    assert roofline.first_rates("gpu").bandwidth["conv"] > 1e12
+
+
 def test_a_slice_reads_no_more_than_it_writes():
     attrs = pack_attrs("slice", {"start": (0, 0), "limit": (2, 6), "stride": (1, 1)})
     nodes = (matrix(), Node("slice", (0,), attrs, shape=(2, 6)))

@@ -172,6 +172,18 @@ def test_a_fixed_number_of_calls_per_sample(worker):
     assert timing.ok and timing.repeats == MIN_ROUNDS
 
 
+def test_the_time_of_one_copy_is_the_slope_between_two_programs(worker):
+    one = Job("copies", LARGE.artifact, slope=(2, 6))
+    copies, alone = worker.submit([one, LARGE], seconds_per_job=0.3)
+    assert copies.status == "ok", copies.error
+    assert copies.seconds < 3 * alone.seconds  # of one, not of six
+
+
+def test_xla_may_choose_layouts(worker):
+    timing = one(worker, Job("any layout", LARGE.artifact, any_layout=True))
+    assert timing.status == "ok", timing.error
+
+
 def test_two_threads_share_a_worker(worker):
     results: dict[str, list[Timing]] = {}
 

@@ -77,8 +77,9 @@ def timed(
     return TimeWhole().timed(problem, best, clock, most)
 
 
-def ranked(given, seconds, clock=LONG, in_turn=None, measurements=None, stop=None):
+def ranked(given, seconds, clock=LONG, in_turn=None, measurements=None, stop=None, options=()):
     oracle = FakeOracle(given, seconds, in_turn)
+    oracle.options = options
     index = {id(p): i for i, p in enumerate(given)}
     found = timed(oracle, given, clock, measurements, stop)
     return [(index[id(f.program)], f.options) for f in found], oracle
@@ -90,6 +91,13 @@ def test_all_programs_are_timed_then_the_fastest_under_every_option_set():
     found, oracle = ranked(programs(4), seconds)
     assert oracle.asked == [(0, ()), (1, ()), (2, ()), (1, A), (1, B), (3, A)]
     assert found == [(1, A), (3, A), (1, B), (1, ()), (0, ()), (2, ())]
+
+
+def test_where_costs_are_those_under_options_programs_are_timed_under_these():
+    seconds = {(0, A): 0.9, (1, A): 0.8, (1, B): 0.79}
+    found, oracle = ranked(programs(3), seconds, options=A)
+    assert oracle.asked == [(0, A), (1, A), (1, B)]
+    assert found == [(1, A), (0, A), (1, B)]  # B gains less than 2 %
 
 
 def test_options_that_do_not_win_are_not_tried_on_the_original():

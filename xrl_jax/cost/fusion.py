@@ -32,7 +32,7 @@ from xrl_jax.engine.new_nodes import NewNodes
 from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
 from xrl_jax.libraries.base import NO_CALLS
-from xrl_jax.libraries.registry import by_name, calling
+from xrl_jax.libraries.registry import by_name, calling, libraries
 from xrl_jax.lower.table import LOWERINGS, is_available, shares_calls
 
 # Origins. MEMORY: written to memory. LOOP: computed in the loop of its reader. CALL: of a call that
@@ -71,6 +71,7 @@ class Sharing:
     leave: jax.Array  # [] seconds that XLA's next call takes longer after it
     joined: jax.Array  # [] passes over its arguments that an operator in it takes
     in_loop: jax.Array  # [] the same for one of `fused`
+    loops: jax.Array  # [operators] bool, cost no more than what their loop reads and writes
     library: str | None = field(metadata=dict(static=True))  # that makes these calls
 
 
@@ -87,13 +88,28 @@ def sharing(platform: str) -> Sharing:
                 table[code, i] = test(op, i)
         return jnp.asarray(table)
 
+    merged = {op for lib in libraries() for op in lib.absorbing(platform)}
+
+    def absorbing(op: str, i: int) -> bool:
+        own = LOWERINGS[op][i].absorbs is not None and is_available(op, i, platform)
+        return own or op in merged
+
     return Sharing(
-        which(lambda op, i: LOWERINGS[op][i].absorbs is not None and is_available(op, i, platform)),
+        which(absorbing),
         which(lambda op, i: shares_calls(op, i, library)),
         jnp.asarray(_mask(tuple(costs.fused))),
         *map(jnp.float32, (costs.enter, costs.leave, costs.joined, costs.in_loop)),
+        loops=computed_in_loops(platform),
         library=None if library is None else library.name,
     )
+
+
+def computed_in_loops(platform: str) -> jax.Array:
+    """Return which operators [operators] cost no more than what their loop reads and writes.
+
+    XLA:GPU computes movements in the kernel that reads them; XLA:CPU often copies.
+    """
+    return jnp.asarray(_IS_LOOP if platform == "gpu" else _IS_ELEMENTWISE)
 
 
 def _origin(of: Sharing, f: Nodes, arg_origins: jax.Array) -> jax.Array:

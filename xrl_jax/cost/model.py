@@ -72,7 +72,7 @@ class Oracle:
     constants: bool = False
     config: CostConfig = DEFAULT
     spending: Spending = field(default_factory=Spending)
-    rates: Rates = roofline.DEFAULT_RATES
+    rates: Rates = roofline.DEFAULT_RATES  # by default those of `roofline.first_rates`
     _sharing: Sharing = field(init=False)
     _loops: tuple[Sample, ...] = ()
     _failed: dict[str, Timing] = field(default_factory=dict)  # by identity of the job
@@ -82,6 +82,8 @@ class Oracle:
 
     def __post_init__(self) -> None:
         self._sharing = sharing(self.target.platform)
+        if self.rates is roofline.DEFAULT_RATES:
+            self.rates = roofline.first_rates(self.target.platform)
         self._refit()
 
     @property
@@ -123,6 +125,7 @@ class Oracle:
         wanted = (
             _WORTH_TIMING[op] & _PLAIN_DTYPE[np.asarray(view.dtype)] & ~np.asarray(view.weight_only)
         )
+        wanted &= ~np.asarray(self._sharing.loops)[op]
         if not wanted.any():
             return {}
         rows = CostView._make(np.asarray(f)[wanted] for f in view)
@@ -216,7 +219,8 @@ class Oracle:
                 timing = self._normalised(timing)
                 # Copies meant for the library that it did not take are merged into one by XLA.
                 copies = 1 if region.in_partition and not job.custom_calls else region.copies
-                timing = without_overhead(timing, self.measurer.overhead_seconds, copies)
+                overhead = 0.0 if job.slope else self.measurer.overhead_seconds
+                timing = without_overhead(timing, overhead, copies)
         # Not stored: a lost worker, which may not be the region's fault, and a timeout shorter than
         # other searches would allow.
         impatient = timing.status == "timeout" and timeout < DEFAULT.region_timeout

@@ -26,6 +26,17 @@ from xrl_jax.runtime.engine_jit import engine_jit
 
 Options = tuple[tuple[str, str], ...]
 
+# XLA's default leaves convolutions out of CUDA graphs, so that the host launches them one by one.
+IN_ONE_GRAPH: Options = (
+    (
+        "xla_gpu_enable_command_buffer",
+        "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE,"
+        "CONVOLUTION",
+    ),
+    ("xla_gpu_graph_min_graph_size", "1"),
+)
+# Parts of a sum are added by a second kernel.
+SPLIT_K_OFF = ("xla_gpu_experimental_force_split_k", "1")
 # Compile options worth trying on each platform, the default first. On the CPU they decide which
 # operators go to the YNNPACK library and which to XLA's own kernels; measured on single operators
 # the two differ by a factor of up to 2 either way.
@@ -35,10 +46,16 @@ OPTION_SETS: Mapping[str, tuple[Options, ...]] = {
         ((YNN, ""),),
         ((YNN, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"),),
     ),
+    "gpu": ((), IN_ONE_GRAPH, (*IN_ONE_GRAPH, SPLIT_K_OFF)),
 }
 # Constants must gain this share, as they compile for longer, and again for other weights.
 _CONSTANTS_MUST_GAIN = 0.05
 _CONVOLVED = 0.2  # least share of the flops for constants to be tried
+
+
+def base_options(platform: str) -> Options:
+    """Return the compile options under which costs are predicted and recorded on a JAX platform."""
+    return IN_ONE_GRAPH if platform == "gpu" else ()
 
 
 def option_sets(target: Target) -> tuple[Options, ...]:

@@ -31,13 +31,13 @@ from xrl_jax.measure.base import Job
 
 Options = Sequence[tuple[str, str]]
 # A region is timed as a sequence of copies that together take about `_CHAIN_SECONDS` at these
-# rates: a single call also pays for waking threads, which in a network are awake, and on a GPU for
-# its launch and the notice of its end. XLA's convolutions and pooling on a CPU are timed one at a
-# time, because their time inside a loop differs by a factor of ten and more.
+# rates: a single call also pays for waking threads, which in a network are awake. XLA's
+# convolutions and pooling are timed one at a time, because their time inside a loop differs by a
+# factor of ten and more.
 _CHAIN_SECONDS = 2e-3
-_RATES = {"cpu": (1e11, 2e10)}  # operations and bytes per second
-_GPU_RATES = (1e13, 1e12)
+_RATES = 1e11, 2e10  # operations and bytes per second
 _LEAST_SECONDS, _MOST_COPIES = 1e-5, 16
+_SLOPE = (8, 24)  # see `Job.slope`
 _LOOP_SIZES = (1 << 12, 1 << 15, 1 << 18, 1 << 21)  # elements, 16 KiB to 8 MiB
 _WRAPPED = ("conv", "dot", "window", "reduce")
 _CHAINED_CLASSES = ("dot", "reduce", "movement", "elementwise")
@@ -69,12 +69,12 @@ class Region:
         and back, which is done once, counts less.
         """
         floating = {n.dtype for n in (self.node, *self.args)} <= set(ops.FLOAT_DTYPES)
-        loops = self.op_class in _CHAINED_CLASSES or self.platform != "cpu"
+        loops = self.op_class in _CHAINED_CLASSES and self.platform != "gpu"
         can_repeat = loops and floating and 0 not in self.node.shape
         if not self.in_partition and not can_repeat:
             return 1
         flops, n_bytes = work.node_work(self.node, self.args)
-        flop_rate, bandwidth = _RATES.get(self.platform, _GPU_RATES)
+        flop_rate, bandwidth = _RATES
         each = max(flops / flop_rate, n_bytes / bandwidth, _LEAST_SECONDS)
         return int(np.clip(_CHAIN_SECONDS / each, 2 if self.in_partition else 1, _MOST_COPIES))
 
@@ -120,7 +120,7 @@ def region_key(region: Region, options: Options, *, constants: bool = False) -> 
     """
     nodes = [*region.args, region.node]
     how = [f"constants={_constants(region, constants)}", *(f"{k}={v}" for k, v in sorted(options))]
-    return timing_key(nodes, (len(nodes) - 1,), extra=["region 7", *how])
+    return timing_key(nodes, (len(nodes) - 1,), extra=["region 8", *how])
 
 
 def region_fn(region: Region) -> Callable[..., Any]:
@@ -155,9 +155,10 @@ def region_fn(region: Region) -> Callable[..., Any]:
 
 def _constants(region: Region, constants: bool) -> bool:
     """Return whether the region's weights are constants: XLA compiles only convolutions differently
-    with them, and hundreds of megabytes of constants take long to compile.
+    with them, and hundreds of megabytes of constants take long to compile. On a GPU only the layout
+    of weights matters, which XLA may choose.
     """
-    return constants and region.node.op == "conv"
+    return constants and region.node.op == "conv" and region.platform != "gpu"
 
 
 def region_job(region: Region, options: Options, *, constants: bool = False) -> Job:
@@ -179,6 +180,7 @@ def region_job(region: Region, options: Options, *, constants: bool = False) -> 
     if region.copies > 1 and not region.in_partition:
         call = _chained(call, region)
     exported = registry.exported(call, prepared, inputs)
+    on_gpu = region.platform == "gpu"
     key = region_key(region, options, constants=constants)
     return Job(
         key,
@@ -186,6 +188,8 @@ def region_job(region: Region, options: Options, *, constants: bool = False) -> 
         tuple(options),
         constants=len(prepared) if _constants(region, constants) else 0,
         custom_calls=registry.custom_calls(exported),
+        any_layout=on_gpu,
+        slope=_SLOPE if on_gpu else (),
     )
 
 
@@ -211,7 +215,13 @@ def _chained(call: Callable[..., Any], region: Region) -> Callable[..., Any]:
 
 
 def _is_wrapped(region: Region) -> bool:
-    """Return whether the region has elementwise operations before and after the anchor."""
+    """Return whether the region has elementwise operations before and after the anchor.
+
+    On a GPU it has none: what precedes a kernel is a kernel of its own, and the model knows what
+    the kernel absorbs of that which follows.
+    """
+    if region.platform == "gpu":
+        return False
     return region.op_class in _WRAPPED and region.node.dtype in ops.FLOAT_DTYPES
 
 

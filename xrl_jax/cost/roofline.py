@@ -83,7 +83,7 @@ class CostTable:
             view.shape,
             view.dtype,
         )
-        c = _class_of(view.op)
+        c = self._class_of(view.op)
         is_elementwise = c == _LOOPS
         flops = jnp.where(
             is_elementwise & fusion.is_absorbed(view.op, view.arg_origins), 0.0, flops
@@ -100,12 +100,20 @@ class CostTable:
         is_kernel = fusion.is_member(self.sharing, view.op, view.lowering)
         kernel = self.corrected[view.op, view.lowering]
         is_joined = fusion.is_joined(self.sharing, view, view.arg_origins)
-        joined = jnp.where(is_joined, _PARTITION, _class_of(view.op))
+        joined = jnp.where(is_joined, _PARTITION, self._class_of(view.op))
         return jnp.where(is_kernel, kernel, joined)
 
+    def _class_of(self, op: jax.Array) -> jax.Array:
+        """Return the classes [...] of operators, in which all of a loop's are elementwise."""
+        return jnp.where(self.sharing.loops[op], _LOOPS, _class_of(op))
+
     def _read_seconds(self, view: CostView) -> jax.Array:
-        """Return the seconds [...] that elementwise nodes take to read memory; uncorrected."""
+        """Return the seconds [...] that elementwise nodes take to read memory; uncorrected.
+
+        Scalars are read for nothing.
+        """
         reads = fusion.pays_read(view.op, view.arg_origins) & (view.arg_dtypes > 0)
+        reads &= view.arg_ranks > 0
         each = self.pass_overhead + _arg_bytes(view) / self.bandwidth[_LOOPS]
         return jnp.sum(jnp.where(reads, each, 0.0), axis=-1)
 
@@ -138,7 +146,7 @@ class CostTable:
         cost = jnp.where(known, measured, guessed) * self.scale[self.correction_of(view)]
         # A timing includes reading all arguments, but those computed in the same loop are paid for
         # where the loop begins. It does not include writing arguments that were never written.
-        in_loop = jnp.asarray(_READS_IN_LOOP)[view.op][..., None]
+        in_loop = (jnp.asarray(_READS_IN_LOOP)[view.op] & ~self.sharing.loops[view.op])[..., None]
         in_loop &= view.arg_origins == fusion.LOOP
         read = self._moved_seconds(jnp.sum(jnp.where(in_loop, _arg_bytes(view), 0.0), axis=-1))
         cost = jnp.maximum(cost - read, self.least_share * cost)
@@ -300,6 +308,19 @@ DEFAULT_RATES = Rates(
     overhead=dict.fromkeys(CLASSES, 1e-6) | {"elementwise": 2e-7},  # several share a loop
     scale=dict.fromkeys(CORRECTED, 1.0),
 )
+# The same for a large GPU. Starting a kernel takes longer than most kernels of a small batch.
+_GPU_RATES = Rates(
+    flop_rate=dict.fromkeys(CLASSES, 2e13) | {"conv": 1e14, "dot": 1e14},
+    bandwidth=dict.fromkeys(CLASSES, 3e12),
+    overhead=dict.fromkeys(CLASSES, 2e-6) | {"conv": 4e-6, "dot": 4e-6, "elementwise": 0.0},
+    scale=dict.fromkeys(CORRECTED, 1.0),
+    pass_overhead=6e-7,
+)
+
+
+def first_rates(platform: str) -> Rates:
+    """Return the rates to start calibration from on a JAX platform."""
+    return _GPU_RATES if platform == "gpu" else DEFAULT_RATES
 
 
 def cost_table(

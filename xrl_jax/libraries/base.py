@@ -297,6 +297,12 @@ class Library(Protocol):
         """
         return {}
 
+    def absorbing(self, platform: str) -> frozenset[str]:
+        """Return the operators into whose kernels, on a JAX platform, this library itself merges
+        the additions and the ReLU that follow, whatever the lowering.
+        """
+        return frozenset()
+
     def calls(self) -> Calls | None:
         """Return how kernels share calls; None if they do not, or the library is missing."""
         return None

@@ -20,6 +20,7 @@ from jax import export
 
 import xrl_jax.libraries
 from xrl_jax.libraries.base import Calls, CustomCall, Library
+from xrl_jax.runtime.target_platform import export_platform, target_platform
 
 GROUP = "xrl_jax.libraries"
 _FIRST = "xla"  # it has the plain lowerings
@@ -85,8 +86,10 @@ def calling(platform: str) -> Library | None:
 
 
 def calls() -> Calls | None:
-    """Return the `Calls` of the library that `calling` returns for the default backend, if any."""
-    lib = calling(jax.default_backend())
+    """Return the `Calls` of the library that `calling` returns for the platform that code is made
+    for, if any.
+    """
+    lib = calling(target_platform())
     return lib.calls() if lib is not None else None
 
 
@@ -106,11 +109,13 @@ def exported(fn: Callable[..., Any], *avals: Any) -> export.Exported:
     calls JAX does not guarantee that exported modules stay valid.
     """
     compiled, lib_calls = jax.jit(fn), calls()
-    compiled.lower(*avals)  # registers the names of the custom calls
+    platforms = (export_platform(),)
+    # Registers the names of the custom calls.
+    compiled.trace(*avals).lower(lowering_platforms=platforms)
     names = [name for lib in libraries() for name in lib.custom_call_names()]
     allowed = [export.DisabledSafetyCheck.custom_call(n) for n in names]
     with contextlib.nullcontext() if lib_calls is None else lib_calls.exporting():
-        artefact = export.export(compiled, disabled_checks=allowed)(*avals)
+        artefact = export.export(compiled, platforms=platforms, disabled_checks=allowed)(*avals)
     # Only the names that it calls: the artefact must not depend on what was compiled before it.
     own = [
         check

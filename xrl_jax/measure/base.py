@@ -67,12 +67,22 @@ class Job:
     launches: int = 0  # calls in a row that make one sample; 0: as many as fill 0.2 ms
     constants: int = 0  # this many leading flat arguments are constants of the compiled code
     custom_calls: tuple[CustomCall, ...] = ()  # library calls that the artifact makes by name
+    any_layout: bool = False  # XLA lays out arguments and results as its kernels want them
+    # Two numbers of copies in one program, or (): the timing is the difference of the two programs'
+    # times, for one copy. So it is that of the kernels, without their launch. Each copy has
+    # arguments of its own, so that large ones come from memory.
+    slope: tuple[int, ...] = ()
 
     @functools.cached_property
     def identity(self) -> str:
         """Hash of everything that decides the result, except the key."""
         digest = hashlib.sha256(
-            json.dumps([sorted(self.options), self.launches, self.constants]).encode()
+            json.dumps(
+                [
+                    *(sorted(self.options), self.launches, self.constants),
+                    *(self.any_layout, self.slope),
+                ]
+            ).encode()
         )
         digest.update(_code_of(self.artifact))
         return digest.hexdigest()

@@ -37,6 +37,8 @@ class Timing:
     # The machine's load, if there was no reference: seconds that the worker's reference kernel,
     # interleaved, took for one multiplication and addition. Timings are normalised by it.
     reference_seconds: float | None = None
+    # How many kernels of each kind a call launches, where that is known (`gpu.predict.summary`).
+    kernels: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -75,6 +77,7 @@ class Timing:
                 relative=None if relative is None else float(relative),
                 reference=str(values.get("reference", "")),
                 reference_seconds=None if reference_seconds is None else float(reference_seconds),
+                kernels={str(k): int(n) for k, n in values.get("kernels", {}).items()},
             )
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a timing: {error!r}") from error

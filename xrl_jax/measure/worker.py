@@ -13,9 +13,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from types import MappingProxyType
+from typing import IO, Any, Self
 
 import jax
 import jax.export
@@ -40,10 +41,23 @@ class Worker:
 
     It may be used from several threads, which take turns job by job. Use it as a context manager,
     or call `close`.
+
+    Args:
+      start_timeout: seconds until the process has to answer for the first time.
+      process: module and arguments of the process; it answers as `worker_process` does.
+      environment: variables that the process has in addition to those of this one.
     """
 
-    def __init__(self, *, start_timeout: float = 120.0):
+    def __init__(
+        self,
+        *,
+        start_timeout: float = 120.0,
+        process: Sequence[str] = ("xrl_jax.measure.worker_process",),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ):
         self._start_timeout = start_timeout
+        self._command = tuple(process)
+        self._environment = dict(environment)
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None  # the worker's standard error
@@ -102,7 +116,7 @@ class Worker:
         with self._lock:
             self._end()
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -168,11 +182,11 @@ class Worker:
         try:
             self._process = subprocess.Popen(
                 # -P: a file in the working folder must not shadow a module of the library.
-                [sys.executable, "-P", "-m", "xrl_jax.measure.worker_process"],
+                [sys.executable, "-P", "-m", *self._command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env=_environment(),
+                env=_environment() | self._environment,
                 process_group=0,  # the terminal's Ctrl-C is for the parent
             )
         except OSError as error:
@@ -248,6 +262,8 @@ def _described(job: Job, seconds: float) -> dict[str, Any]:
         "options": dict(job.options),
         "launches": job.launches,
         "constants": job.constants,
+        "any_layout": job.any_layout,
+        "slope": job.slope,
         "custom_calls": job.custom_calls,
         "seconds": seconds,
     }
@@ -262,13 +278,16 @@ def _ending(returncode: int) -> str:
         return f"signal {-returncode}"
 
 
+def python_path(*more: Path) -> str:
+    """Return PYTHONPATH for a worker process: xrl_jax, then `more` folders, then this process's."""
+    folders = [Path(__file__).resolve().parents[2], *more, os.environ.get("PYTHONPATH")]
+    return os.pathsep.join(str(folder) for folder in folders if folder)
+
+
 def _environment() -> dict[str, str]:
     """Return this process's environment, with the settings made through jax.config added."""
     environment = dict(os.environ)
-    package_root = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [package_root, environment.get("PYTHONPATH")])
-    )
+    environment["PYTHONPATH"] = python_path()
     platforms = getattr(jax.config, "jax_platforms", None)
     if platforms:
         environment["JAX_PLATFORMS"] = platforms

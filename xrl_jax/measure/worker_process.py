@@ -19,12 +19,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Format, Layout
 
 from xrl_jax.libraries.base import CustomCall
 from xrl_jax.libraries.registry import calls, register_calls
@@ -91,6 +92,12 @@ class _ReferenceKernel(_Timed):
     multiplications: int  # in a call
 
 
+class Server(Protocol):
+    """Answers the requests of a `worker.Worker`, one by one."""
+
+    def answer(self, header: dict[str, Any], body: bytes) -> dict[str, Any]: ...
+
+
 class _Server:
     """Answers frames. Keeps the last few references, and every result by optimised HLO, inputs and
     settings.
@@ -133,6 +140,8 @@ class _Server:
             release_memory()
 
     def _time(self, header: dict[str, Any], artifact: bytes) -> Timing:
+        if header["slope"]:
+            return self._time_slope(header, artifact)
         ready = self._ready(header, artifact)
         named = header.get("reference")
         result_key = (
@@ -177,8 +186,28 @@ class _Server:
             reference="" if named is None else named["key"],
         )
 
-    def _ready(self, header: dict[str, Any], artifact: bytes) -> _Ready:
-        """Compile and warm up an artifact. Raises what JAX raises."""
+    def _time_slope(self, header: dict[str, Any], artifact: bytes) -> Timing:
+        """Return the timing of one copy, from programs with few and with many of them."""
+        few, many = header["slope"]
+        ready = {n: self._ready(header, artifact, copies=n) for n in (few, many)}
+        samples = interleave(
+            {str(n): each.run for n, each in ready.items()},
+            {str(n): each.calls for n, each in ready.items()},
+            seconds=header["seconds"],
+            min_rounds=MIN_ROUNDS,
+            max_rounds=MAX_ROUNDS,
+            rng=np.random.default_rng(0),
+            warm_caches=True,
+        )
+        pairs = zip(samples[str(few)], samples[str(many)], strict=True)
+        return timing_of(
+            [max(more - less, 0.0) / (many - few) for less, more in pairs],
+            hlo_hash=ready[few].hlo_hash,
+            compile_seconds=sum(each.compile_seconds for each in ready.values()),
+        )
+
+    def _ready(self, header: dict[str, Any], artifact: bytes, *, copies: int = 1) -> _Ready:
+        """Compile and warm up an artifact, or a program of copies of it. Raises what JAX raises."""
         self._compiled += 1
         if self._compiled % 50 == 0:
             jax.clear_caches()  # an artifact's trace is never looked up again
@@ -192,19 +221,25 @@ class _Server:
                 f"the artifact is for {exported.nr_devices} devices; the worker times on one"
             )
         avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
+        n_fixed = header["constants"]
         leaves = [random_input(aval, seed=number) for number, aval in enumerate(avals)]
         # NumPy arrays that are closed over become constants of the compiled code.
-        fixed = [np.asarray(leaf) for leaf in leaves[: header["constants"]]]
-        rest = leaves[header["constants"] :]
+        fixed, own = [np.asarray(leaf) for leaf in leaves[:n_fixed]], leaves[n_fixed:]
+        # The same values for every copy, but arrays of their own.
+        rest = own + [jnp.copy(leaf) for _ in range(copies - 1) for leaf in own]
 
         def call(*given: Any) -> Any:
             arguments, keywords = jax.tree.unflatten(exported.in_tree, [*fixed, *given])
             return exported.call(*arguments, **keywords)
 
+        def call_all(*given: Any) -> Any:
+            return [call(*given[i : i + len(own)]) for i in range(0, len(given), len(own) or 1)]
+
         start = time.perf_counter()
-        lowered = jax.jit(call).lower(*rest)
-        options = {name: _option_value(value) for name, value in header["options"].items()}
-        compiled = lowered.compile(compiler_options=options)
+        options = {name: option_value(value) for name, value in header["options"].items()}
+        compiled, rest = _compiled(
+            call if copies == 1 else call_all, rest, options, any_layout=header["any_layout"]
+        )
         compile_seconds = time.perf_counter() - start
 
         def run() -> Any:
@@ -223,11 +258,30 @@ class _Server:
         return _Ready(run, calls, compile_seconds, text_hash, result_key, n_bytes)
 
 
+def _compiled(
+    fn: Callable[..., Any], leaves: list[Any], options: dict[str, Any], *, any_layout: bool
+) -> tuple[Any, list[Any]]:
+    """Return the compiled function, and its arguments laid out as it wants them.
+
+    Args:
+      any_layout: whether XLA may choose the layouts of arguments and results.
+    """
+    if not any_layout:
+        return jax.jit(fn).lower(*leaves).compile(compiler_options=options), leaves
+    place = Format(Layout.AUTO, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+    lowered = jax.jit(fn, in_shardings=place, out_shardings=place).lower(*avals)
+    compiled = lowered.compile(compiler_options=options)
+    formats, _ = compiled.input_formats
+    return compiled, [jax.device_put(x, f) for x, f in zip(leaves, formats, strict=True)]
+
+
 def _bytes(x: Any) -> int:
     return x.size * x.dtype.itemsize
 
 
-def _option_value(text: str) -> str | bool:
+def option_value(text: str) -> str | bool:
+    """Return a compile option of XLA as JAX wants it: "true" and "false" as booleans."""
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
@@ -282,7 +336,12 @@ def _device_works() -> bool:
         return False
 
 
-def main() -> None:
+def serve(server: Callable[[], Server]) -> None:
+    """Answer the parent's frames until it ends.
+
+    Args:
+      server: makes what answers, once the pipes are safe from output of libraries.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -298,13 +357,21 @@ def main() -> None:
             os._exit(0)  # the parent is gone: end even while a job hangs
 
     threading.Thread(target=read, daemon=True).start()
+    made = server()
+    while True:
+        header, body = inbox.get()
+        write_frame(answers, made.answer(header, body))
+
+
+def _timing_server() -> _Server:
     lib_calls = calls()
     if lib_calls is not None:
         lib_calls.only_time()
-    server = _Server()
-    while True:
-        header, body = inbox.get()
-        write_frame(answers, server.answer(header, body))
+    return _Server()
+
+
+def main() -> None:
+    serve(_timing_server)
 
 
 if __name__ == "__main__":

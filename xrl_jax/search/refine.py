@@ -89,7 +89,7 @@ class Refine:
         timed = [f for f in found.best if f.timing is not None]
         if found.interrupted or not timed:
             return found
-        start = next((f for f in timed if not f.options), timed[0])
+        start = next((f for f in timed if f.options == problem.oracle.options), timed[0])
         assert start.timing is not None
         compiling = self.check_compiles * start.timing.compile_seconds
         seconds = min(self.share * budget.seconds, budget.seconds - compiling)

@@ -4,6 +4,7 @@ over operators, but a user runs whole programs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -29,9 +30,10 @@ OPTION_GAIN = 0.15
 class TimeWhole:
     """Stage that times programs, the most promising first, and returns those timed, fastest first.
 
-    All programs but the last, the original, are timed without compile options, then the fastest
-    under every set of compile options. Where these win, the original is timed under them as well,
-    and then the fastest program interleaved with the fastest without options, which decides. The
+    All programs but the last, the original, are timed without compile options (or, where costs are
+    those under options, as in `Oracle.options`, under these), then the fastest under every other
+    set of compile options. Where these win, the original is timed under them as well, and then the
+    fastest program interleaved with the fastest without options, which decides. The
     original is the reference of all timings, and comes first in the result where no program takes
     less time. Programs for which no time or measurement is left are dropped, except the first;
     Ctrl-C drops those that were not timed yet. Programs that failed in the worker are dropped as
@@ -47,6 +49,7 @@ class TimeWhole:
       option_gain: the share that compile options must gain over none, because they are lost where
         the result is called inside another jit, and are one more thing that can change under the
         user's feet.
+      more_option_gain: the same where costs are those under options already.
       confirm_seconds: seconds for the interleaved timing that decides on options.
       least_timeout: seconds a program is given to compile and run, even when the time runs out.
     """
@@ -55,6 +58,7 @@ class TimeWhole:
     share_without_search: float = 0.7
     least_seconds: float = 5.0
     option_gain: float = OPTION_GAIN
+    more_option_gain: float = 0.02
     confirm_seconds: float = 3.0
     least_timeout: float = 120.0
 
@@ -66,7 +70,8 @@ class TimeWhole:
         share = self.share if found.candidates else self.share_without_search
         timed = self.timed(problem, found.best, clock.part(share), budget.measurements)
         if not found.interrupted and clock.left > 0:  # not `done`: later stages handle Ctrl-C
-            plain = [(f.program, f.timing) for f in timed if not f.options]
+            base = problem.oracle.options
+            plain = [(f.program, f.timing) for f in timed if f.options == base]
             learn_from(problem.oracle, plain, problem.program)
         return replace(found, best=tuple(timed))
 
@@ -95,9 +100,17 @@ class TimeWhole:
         if not timing.found:
             lost = Timing.without("failed", "no program could be timed")
             return [replace(best[-1], timing=lost)]
-        return self._original_first(ranked(timing.found, self.option_gain), best)
+        base = problem.oracle.options
+        order = ranked(timing.found, self.gain(base), base)
+        return self._original_first(order, best, base)
 
-    def _original_first(self, timed: list[Found], best: Sequence[Found]) -> list[Found]:
+    def gain(self, base: Options) -> float:
+        """Return the share that other compile options must gain over `base`."""
+        return self.more_option_gain if base else self.option_gain
+
+    def _original_first(
+        self, timed: list[Found], best: Sequence[Found], base: Options
+    ) -> list[Found]:
         """Return the programs, led by the original where none takes less time than it.
 
         The search's original was made from the user's function and may be faster than that: with
@@ -108,18 +121,20 @@ class TimeWhole:
             return timed
         seconds = first.seconds / first.relative
         timing = replace(first, seconds=seconds, low=seconds, high=seconds, relative=1.0)
-        return [replace(best[-1], timing=timing), *timed]
+        return [replace(best[-1], timing=timing, options=base), *timed]
 
 
-def ranked(timed: Sequence[Found], option_gain: float = OPTION_GAIN) -> list[Found]:
-    """Return programs fastest first, but those with compile options last where options gain too
-    little.
+def ranked(
+    timed: Sequence[Found], option_gain: float = OPTION_GAIN, base: Options = ()
+) -> list[Found]:
+    """Return programs fastest first, but those with other compile options than `base` last where
+    these gain too little.
     """
     order = sorted(timed, key=lambda f: f.relative)
-    plain = [f for f in order if not f.options]
+    plain = [f for f in order if f.options == base]
     least = 1 + option_gain
-    if plain and order[0].options and plain[0].relative <= order[0].relative * least:
-        return [*plain, *(f for f in order if f.options)]
+    if plain and order[0].options != base and plain[0].relative <= order[0].relative * least:
+        return [*plain, *(f for f in order if f.options != base)]
     return order
 
 
@@ -137,7 +152,8 @@ class _Timing:
 
     def run(self) -> None:
         problem, original = self.problem, self.best[-1]
-        self.reference = job_or_failure(original.program, (), constants=problem.oracle.constants)
+        constants = problem.oracle.constants
+        self.reference = job_or_failure(original.program, self.base, constants=constants)
         for n, each in enumerate(self.best[:-1] or self.best):
             if each.timing is not None:
                 self.found.append(each)
@@ -145,26 +161,34 @@ class _Timing:
             if n and self._over():
                 break
             problem.phase(f"timing program {n + 1}")
-            self._time(each, ())
+            self._time(each, self.base)
         fastest = next((f for f in self._ranked() if f.timing is not None and f.timing.ok), None)
-        for options in option_sets(problem.oracle.target)[1:]:
+        for options in option_sets(problem.oracle.target):
+            if options in ((), self.base):
+                continue
             if fastest is None or self._over():
                 break
             problem.phase("timing the fastest program under compile options")
             if not self._time(fastest, options):
                 break
-        best_options = self._ranked()[0].options if self.found else ()
+        best_options = self._ranked()[0].options if self.found else self.base
+        other = best_options != self.base
         is_original = fastest is not None and fastest.program is original.program
-        if best_options and not is_original and not self._over():
+        if other and not is_original and not self._over():
             # Options may be the only gain: the original under them is a candidate like any other.
             problem.phase("timing the original under compile options")
             self._time(original, best_options)
-        if best_options and not self._over():
+        if other and not self._over():
             problem.phase("timing with and without compile options")
             self._confirm_options()
 
     def _ranked(self) -> list[Found]:
-        return ranked(self.found, self.config.option_gain)
+        return ranked(self.found, self.config.gain(self.base), self.base)
+
+    @property
+    def base(self) -> Options:
+        """The compile options that costs are for."""
+        return self.problem.oracle.options
 
     def _over(self) -> bool:
         spent = self.problem.oracle.spending.measurements
@@ -195,9 +219,9 @@ class _Timing:
         """
         first, oracle = self._ranked()[0], self.problem.oracle
         plain = next(
-            (f for f in self._ranked() if not f.options and f.timing and f.timing.relative), None
+            (f for f in self._ranked() if f.options == self.base and f.relative < math.inf), None
         )
-        if not first.options or plain is None:
+        if first.options == self.base or plain is None:
             return
         jobs = [
             program_job(f.program, f.options, constants=oracle.constants) for f in (first, plain)
@@ -207,5 +231,5 @@ class _Timing:
             seconds_per_job=self.config.confirm_seconds,
             timeout=max(self.clock.left, self.config.least_timeout),
         )
-        if timing.relative is None or timing.relative * (1 + self.config.option_gain) >= 1:
-            self.found = [f for f in self.found if not f.options]
+        if timing.relative is None or timing.relative * (1 + self.config.gain(self.base)) >= 1:
+            self.found = [f for f in self.found if f.options == self.base]

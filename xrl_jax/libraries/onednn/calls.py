@@ -31,6 +31,7 @@ from xrl_jax.libraries.onednn import operand_types, spec, winograd
 from xrl_jax.libraries.onednn.c_api import library
 from xrl_jax.libraries.onednn.kernels import kernel
 from xrl_jax.libraries.onednn.spec import Conv, Dot, Winograd
+from xrl_jax.runtime.target_platform import target_platform
 
 _TESTED = ("0.10.2",)  # versions of jaxlib
 _PREFIX = "__onednn$"
@@ -54,8 +55,9 @@ def available() -> bool:
 
 
 def takes(*arrays: jax.Array) -> bool:
-    """Whether the kernels are available and support the arrays' dtype."""
-    return available() and all(a.dtype == "float32" for a in arrays)
+    """Whether the kernels are available, code is made for CPUs, and they support the dtype."""
+    on_cpu = target_platform() == "cpu"
+    return on_cpu and available() and all(a.dtype == "float32" for a in arrays)
 
 
 def takes_product(x: jax.Array, w: jax.Array) -> bool:

@@ -33,7 +33,7 @@ _FACTS: Mapping[str, type[Facts]] = {
     "softmax": AxesFacts,
     **dict.fromkeys(_WINDOWS, WindowFacts),
 }
-# Times of its lowerings on x86 CPUs relative to the plain one: medians over the regions of
+# Times of its lowerings relative to the plain one. On x86 CPUs: medians over the regions of
 # ResNeXt-50, SqueezeNet and BERT (jax 0.10.2). `python -m experiments.priors` prints them.
 _PRIORS: Mapping[str, Mapping[tuple[str, int], str]] = {
     "cpu": {
@@ -47,8 +47,18 @@ _PRIORS: Mapping[str, Mapping[tuple[str, int], str]] = {
         ("dot", 1): "loop 0.85 loop_transposed 0.9 swapped 1.04",
         ("reduce_sum", 0): "matmul 1.15",
         ("window_max", 0): "separable 0.35 shifted 0.45",
-    }
+    },
+    # Predicted for an H200 (jax 0.10.2), from operators of MobileNetV2.
+    "gpu": {
+        ("conv", 0): "taps 3 im2col 2 half_rows 3 half_columns 3 overhang 3",
+        ("conv", 1): "matmul 1 matmul_transposed 1 nhwc_matmul 1 overhang 3",
+        ("conv", 2): "nhwc_shifted 0.4 shifted 0.4 taps 0.4 dense 1 im2col 2.5 half_rows 3 "
+        "half_columns 3 split 20 split2 15 split4 15 nhwc_split 20 nhwc_split2 15 nhwc_split4 15",
+    },
 }
+# cuDNN adds a bias and a residual and applies a ReLU in the kernel of a convolution; kernels of
+# products made by Triton compute the elementwise operators that follow.
+_ABSORBING: Mapping[str, frozenset[str]] = {"gpu": frozenset({"conv", "dot"})}
 
 
 class Xla(Library):
@@ -64,6 +74,9 @@ class Xla(Library):
 
     def priors(self, platform: str) -> Mapping[tuple[str, int], str]:
         return _PRIORS.get(platform, {})
+
+    def absorbing(self, platform: str) -> frozenset[str]:
+        return _ABSORBING.get(platform, frozenset())
 
 
 LIBRARY = Xla()
