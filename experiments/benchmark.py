@@ -17,6 +17,10 @@ same command continues it; Ctrl-C prints the results so far.
 --tolerance=1e-2 runs each search a second time, as SEARCH@1e-2, with that tolerance, and compares
 its result with the first: in time, and in its error against float64.
 
+--target=h200 --predicted searches for a GPU that need not be here, with the last of --searches, and
+prints kernels and predicted times before and after. This needs the compiler for CUDA:
+python -m xrl_jax.measure.gpu.install
+
 --seeds=5 does all of this for five seeds, each in a folder of its own, then prints the means over
 seeds and how the last of --searches compares with the best of the others (over_seeds.json).
 """
@@ -38,14 +42,17 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-from experiments import models, over_seeds, targets
+from experiments import models, over_seeds, predicted, targets
 from experiments.benchmark_table import WITHIN, plot, summary, table
 from experiments.children import run, search_command
 from experiments.runtimes import JIT_BF16, NARROWER, RUNTIMES
 from experiments.side_by_side import SideBySide, WrongResultError, in_runtimes, side_by_side
 from experiments.targets import require_known
+from xrl_jax.measure.gpu.devices import GPUS
+from xrl_jax.measure.worker import WorkerError
 from xrl_jax.rl.policy import load_policy
 from xrl_jax.runtime.compile_cache import COMPILED
+from xrl_jax.search.base import Budget
 from xrl_jax.strategies import SEARCHES
 
 GROUPS = {"seven": models.SEVEN, "twelve": models.TWELVE, "bf16": models.BF16}
@@ -232,6 +239,9 @@ def define_flags() -> None:
         "Other runtimes to compare with; may be empty. With --tolerance also in narrower types.",
     )
     flags.DEFINE_string("out", "out/benchmark", "Folder of all results.")
+    flags.DEFINE_string("target", "", f"Another target than this machine: {', '.join(GPUS)}.")
+    flags.DEFINE_bool("predicted", False, "Predict the times on --target: nothing is measured.")
+    flags.DEFINE_list("assume", [], "With --predicted: assumptions, as for xrl_jax.optimize.")
 
 
 def config_of(values: flags.FlagValues) -> Config:
@@ -314,16 +324,40 @@ def run_seeds(config: Config, n: int) -> int:
     return status
 
 
+def run_predicted(config: Config, kind: str) -> int:
+    """Print what is predicted for a GPU; return the exit status."""
+    budget = Budget(config.budget_seconds, config.budget_measurements)
+    try:
+        return predicted.run(
+            kind,
+            config.networks,
+            config.searches[-1],
+            budget,
+            config.out,
+            seed=config.seed,
+            assume=tuple(flags.FLAGS.assume),
+        )
+    except WorkerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark. Exit status: 2 for bad flags, 1 if a search failed, 130 after Ctrl-C."""
     try:
         if len(argv) > 1:
             raise ValueError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
         config = config_of(flags.FLAGS)
+        if flags.FLAGS.target:
+            require_known("target", (flags.FLAGS.target,), GPUS)
+        if bool(flags.FLAGS.target) != flags.FLAGS.predicted:
+            raise ValueError("--target and --predicted are given together or not at all")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     logging.set_verbosity(logging.ERROR)  # else JAX logs every backend that is missing
+    if flags.FLAGS.target:
+        return run_predicted(config, flags.FLAGS.target)
     n = flags.FLAGS.seeds
     return run_seed(config)[1] if n == 1 else run_seeds(config, n)
 

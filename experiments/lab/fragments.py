@@ -1,0 +1,57 @@
+"""Fragments of networks: each distinct operator in every lowering, as regions of the cost model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from experiments import targets
+from experiments.lab.items import Item
+from experiments.priors import lowered, regions_of
+from xrl_jax.cost.programs import base_options
+from xrl_jax.cost.regions import Region, loops, region_job, region_key
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.libraries.registry import versions
+from xrl_jax.lower.table import name_of
+from xrl_jax.measure.worker import Worker
+from xrl_jax.transform.start import start_of
+
+
+def fragments(
+    names: Sequence[str], worker: Worker, *, seconds: float, shape: Mapping[str, Any]
+) -> Iterator[Item]:
+    """Yield the operators of the networks in every lowering, and loops of several sizes.
+
+    Their keys end in the keys that a search's store has for them, so that a record can serve as
+    one.
+    """
+    platform = jax.default_backend()
+    options = base_options(platform)
+    regions: dict[str, tuple[str, Region]] = {
+        region_key(r, options): ("loop", r) for r in loops(platform)
+    }
+    for name in names:
+        target = targets.from_model(name, **shape)
+        original = from_jax(target.fn, *target.args, weights=target.weights)
+        for plain in regions_of([start_of(original, platform)]):
+            for region in lowered(plain):
+                regions.setdefault(region_key(region, options), (name, region))
+    for key, (name, region) in regions.items():
+        label = f"fragment/{name}/{region.node.op}/{name_of(region.node)}/{key}"
+        yield Item(label, 4 * seconds + 2.0, functools.partial(_timed, worker, region, seconds))
+
+
+def _timed(worker: Worker, region: Region, seconds: float) -> dict[str, Any]:
+    job = region_job(region, base_options(region.platform))
+    (timing,) = worker.submit([job], seconds_per_job=seconds, timeout=60.0)
+    if not timing.ok:
+        raise RuntimeError(timing.error)
+    return {
+        "timing": timing.as_dict(),
+        "target": dataclasses.asdict(worker.target),
+        "libraries": versions(),
+    }

@@ -1,0 +1,234 @@
+"""Searches for a GPU that this machine need not have: the part of `experiments.benchmark` that
+--target and --predicted choose.
+
+XLA compiles every candidate for the GPU; the kernels it would launch are counted and priced
+(`xrl_jax.measure.gpu`). No figure of the table was measured on a GPU. The program found is checked
+against float64 on this machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments import targets
+from experiments.side_by_side import WrongResultError, checked
+from xrl_jax.backends.fast import Fast
+from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.programs import Options, base_options, job_or_failure, option_sets
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.language.rule_files import available_rules, standard_rules
+from xrl_jax.language.table import compile_rules
+from xrl_jax.measure.base import Job
+from xrl_jax.measure.gpu.predictor import Predictor
+from xrl_jax.measure.store import STORE_FILE, TimingStore
+from xrl_jax.measure.timing import Timing
+from xrl_jax.measure.worker import WorkerError
+from xrl_jax.program.arguments import flatten_as
+from xrl_jax.program.program import Program
+from xrl_jax.report.units import three_digits
+from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache
+from xrl_jax.runtime.engine_jit import on_cpu
+from xrl_jax.runtime.target_platform import making_for
+from xrl_jax.search.base import Budget, Found, Problem
+from xrl_jax.search.chain import chain
+from xrl_jax.search.time_whole import TimeWhole
+from xrl_jax.strategies import find_strategy
+from xrl_jax.transform.start import start_of
+from xrl_jax.verify.verify import verified
+
+PLATFORM = "gpu"
+_TIMEOUT = 600.0  # seconds for compiling a whole network
+_INTERRUPTED = 130  # exit status after Ctrl-C
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run a network.
+
+    Attributes:
+      seconds: predicted.
+      kernels: see `gpu.predict.summary`.
+      options: compile options.
+    """
+
+    seconds: float
+    kernels: Mapping[str, int]
+    options: Options = ()
+
+    @property
+    def count(self) -> str:
+        """The number of kernels, and whether one CUDA graph holds them all."""
+        in_one = self.kernels["graphs"] == 1 and not self.kernels["outside graphs"]
+        return f"{self.kernels['all']}{'' if in_one else ' *'}"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was predicted for one network.
+
+    Attributes:
+      default: jax.jit with weights as arguments, without options.
+      strongest: the fastest of jax.jit with weights as arguments or closed over, under any options.
+      found: the program that the search found.
+      error: of that program against float64 on this machine.
+    """
+
+    network: str
+    default: Variant
+    strongest: Variant
+    found: Variant
+    error: float
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Prediction:
+        variants = {n: Variant(**values[n]) for n in ("default", "strongest", "found")}
+        return cls(network=values["network"], error=values["error"], **variants)
+
+
+def predicted_for(
+    kind: str,
+    network: str,
+    search: str,
+    budget: Budget,
+    folder: Path,
+    *,
+    seed: int = 0,
+    assume: Sequence[str] = (),
+    tell: Callable[[str], Any] = lambda _: None,
+) -> Prediction:
+    """Search for a network's fastest program on a GPU of this kind by predicted costs.
+
+    Args:
+      folder: keeps predicted costs and the compiled engine.
+      assume: assumptions about values, as for `xrl_jax.optimize`.
+      tell: called with a few words on the present activity.
+
+    Raises:
+      ValueError: there is no such GPU or search.
+      WorkerError: the compiler for the GPU is not installed; says how to install it.
+      WrongResultError: the program found does not compute the network's function.
+    """
+    target = targets.from_model(network, seed=seed)
+    original = from_jax(target.fn, *target.args, weights=target.weights)
+    rules = standard_rules(tuple(assume))
+    with making_for(PLATFORM), Predictor(kind) as predictor:
+        tell("compiling jax.jit")
+        default, strongest = _baselines(predictor, original)
+        store = TimingStore(folder / STORE_FILE, target=predictor.target)
+        with store, persistent_cache(folder / COMPILED), on_cpu():
+            oracle = Oracle(store, predictor, options=base_options(PLATFORM))
+            table = compile_rules(available_rules(verified(rules, rules), PLATFORM))
+            problem = Problem(start_of(original, PLATFORM), table, oracle, phase=tell)
+            strategy = chain(find_strategy(search), TimeWhole())
+            found = strategy(problem, budget, jax.random.key(seed)).best[0]
+    tell("checking against float64")
+    leaves, _ = flatten_as(original.in_tree, target.args, {})
+    fast = Fast(dataclasses.replace(found.program, fn=original.fn), original.fn)
+    error, _ = checked(search, fast, original, leaves)
+    # Where nothing is faster, a user gets the original in its strongest variant.
+    best = min(strongest, _variant_of(found), key=lambda v: v.seconds)
+    return Prediction(network, default, strongest, best, error)
+
+
+def _baselines(predictor: Predictor, original: Program) -> tuple[Variant, Variant]:
+    """Return jax.jit as it is, and the fastest of its variants."""
+    found: list[Variant] = []
+    for constants in (False, True):
+        for options in option_sets(predictor.target):
+            job = job_or_failure(original, options, constants=constants)
+            if isinstance(job, Job):
+                job = predictor.submit([job], timeout=_TIMEOUT)[0]
+            if job.ok:
+                found.append(Variant(job.seconds, job.kernels, options))
+            elif not found:
+                raise WorkerError(f"jax.jit could not be compiled: {job.error}")
+    return found[0], min(found, key=lambda v: v.seconds)
+
+
+def _variant_of(found: Found) -> Variant:
+    timing = found.timing or Timing.without("failed", "not compiled")
+    if not timing.ok:
+        raise WorkerError(f"no program could be compiled: {timing.error}")
+    return Variant(timing.seconds, timing.kernels, found.options)
+
+
+def table(kind: str, predictions: Sequence[Prediction]) -> str:
+    """Return Markdown: a row for each network, then means."""
+    lines = [
+        f"Predicted for {kind}, not measured. Kernels outside of one CUDA graph: *.",
+        "",
+        "| network | jit: kernels | us | strongest jit: kernels | us | found: kernels | us "
+        "| over jit | over strongest | error |",
+        "|" + "---|" * 10,
+    ]
+    for p in predictions:
+        cells = [p.network]
+        for v in (p.default, p.strongest, p.found):
+            cells += [v.count, three_digits(1e6 * v.seconds)]
+        cells += [f"{over(p, v):.2f}" for v in ("default", "strongest")] + [f"{p.error:.1e}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    if predictions:
+        means = [
+            math.exp(statistics.fmean(math.log(over(p, v)) for p in predictions))
+            for v in ("default", "strongest")
+        ]
+        cells = ["geometric mean", *[""] * 6, *(f"{m:.2f}" for m in means), ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def over(prediction: Prediction, variant: str) -> float:
+    """Return a variant's predicted seconds / those of the program found."""
+    return getattr(prediction, variant).seconds / prediction.found.seconds
+
+
+def run(
+    kind: str,
+    networks: Sequence[str],
+    search: str,
+    budget: Budget,
+    out: Path,
+    *,
+    seed: int,
+    assume: Sequence[str] = (),
+) -> int:
+    """Predict for all networks, print the table and write it to `out`; return the exit status.
+
+    Predictions of an earlier run with the same settings are kept.
+    """
+    settings = [kind, search, budget.seconds, budget.measurements, seed, *assume]
+    done: list[Prediction] = []
+    status = 0
+    for n, network in enumerate(networks, start=1):
+        kept = out / network / "predicted.json"
+        if kept.is_file():
+            values = json.loads(kept.read_text(encoding="utf-8"))
+            if values["settings"] == settings:
+                done.append(Prediction.from_dict(values["prediction"]))
+                continue
+        print(f"[{n}/{len(networks)}] {network} by {search}", file=sys.stderr)
+        try:
+            of_one = predicted_for(kind, network, search, budget, out, seed=seed, assume=assume)
+            done.append(of_one)
+        except KeyboardInterrupt:
+            status = _INTERRUPTED
+            break
+        except WrongResultError as error:
+            print(f"error: {error}", file=sys.stderr)
+            status = 1
+            continue
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        values = {"settings": settings, "prediction": dataclasses.asdict(done[-1])}
+        kept.write_text(json.dumps(values), encoding="utf-8")
+    print(table(kind, done))
+    return status
