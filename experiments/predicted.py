@@ -13,7 +13,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from xrl_jax.measure.timing import Timing
 from xrl_jax.measure.worker import WorkerError
 from xrl_jax.program.arguments import flatten_as
 from xrl_jax.program.program import Program
+from xrl_jax.report.live import LiveProgress
 from xrl_jax.report.units import three_digits
 from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache
 from xrl_jax.runtime.engine_jit import on_cpu
@@ -104,14 +105,14 @@ def predicted_for(
     *,
     seed: int = 0,
     assume: Sequence[str] = (),
-    tell: Callable[[str], Any] = lambda _: None,
+    progress: bool = True,
 ) -> Prediction:
     """Search for a network's fastest program on a GPU of this kind by predicted costs.
 
     Args:
       folder: keeps predicted costs and the compiled engine.
       assume: assumptions about values, as for `xrl_jax.optimize`.
-      tell: called with a few words on the present activity.
+      progress: whether to show a live display.
 
     Raises:
       ValueError: there is no such GPU or search.
@@ -121,17 +122,23 @@ def predicted_for(
     target = targets.from_model(network, seed=seed)
     original = from_jax(target.fn, *target.args, weights=target.weights)
     rules = standard_rules(tuple(assume))
-    with making_for(PLATFORM), Predictor(kind) as predictor:
-        tell("compiling jax.jit")
+    with (
+        making_for(PLATFORM),
+        Predictor(kind) as predictor,
+        LiveProgress(network, budget.seconds, progress=progress) as live,
+    ):
+        live.phase("compiling jax.jit")
         default, strongest = _baselines(predictor, original)
         store = TimingStore(folder / STORE_FILE, target=predictor.target)
         with store, persistent_cache(folder / COMPILED), on_cpu():
             oracle = Oracle(store, predictor, options=base_options(PLATFORM))
             table = compile_rules(available_rules(verified(rules, rules), PLATFORM))
-            problem = Problem(start_of(original, PLATFORM), table, oracle, phase=tell)
+            problem = Problem(start_of(original, PLATFORM), table, oracle, live, live.phase)
             strategy = chain(find_strategy(search), TimeWhole())
-            found = strategy(problem, budget, jax.random.key(seed)).best[0]
-    tell("checking against float64")
+            result = strategy(problem, budget, jax.random.key(seed))
+    if result.interrupted:  # what it found is not what the budget would find
+        raise KeyboardInterrupt
+    found = result.best[0]
     leaves, _ = flatten_as(original.in_tree, target.args, {})
     fast = Fast(dataclasses.replace(found.program, fn=original.fn), original.fn)
     error, _ = checked(search, fast, original, leaves)

@@ -15,7 +15,6 @@ from experiments.priors import lowered, regions_of
 from xrl_jax.cost.programs import base_options
 from xrl_jax.cost.regions import Region, loops, region_job, region_key
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.libraries.registry import versions
 from xrl_jax.lower.table import name_of
 from xrl_jax.measure.worker import Worker
 from xrl_jax.transform.start import start_of
@@ -50,8 +49,4 @@ def _timed(worker: Worker, region: Region, seconds: float) -> dict[str, Any]:
     (timing,) = worker.submit([job], seconds_per_job=seconds, timeout=60.0)
     if not timing.ok:
         raise RuntimeError(timing.error)
-    return {
-        "timing": timing.as_dict(),
-        "target": dataclasses.asdict(worker.target),
-        "libraries": versions(),
-    }
+    return {"timing": timing.as_dict(), "target": dataclasses.asdict(worker.target)}

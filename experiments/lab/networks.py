@@ -81,7 +81,7 @@ def variants(target: Target, found: Path) -> Iterator[tuple[str, Callable[[], Ca
         compiled = jax.jit(target.fn).lower(*target.args).compile(compiler_options=chosen)
         return functools.partial(compiled, *target.args)
 
-    sets = dict.fromkeys(((), *option_sets(target_here())))
+    sets = option_sets(target_here())
     for closed in (False, True):
         for n, options in enumerate(sets):
             kind = "closed over" if closed else "arguments"

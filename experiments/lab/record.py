@@ -1,6 +1,6 @@
 """The record of a device: one JSON line for each thing measured, compressed.
 
-A record grows over several sessions on machines of one kind. A line has the item's key, what was
+A record grows over several runs on machines of one kind. A line has the item's key, what was
 measured or the error, the versions it was measured under, and the date.
 """
 

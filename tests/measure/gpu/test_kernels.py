@@ -39,10 +39,10 @@ backend_config={"reification_cost":[{"exec_time_us":2.5,"name":""},\
 """
 THUNKS = """\
 001: kConvolution [source       | next=000 (1)] kConvolution
-000: kCommandBuffer [prev=001 (1) | sink] 
+000: kCommandBuffer [prev=001 (1) | sink]
     002: kCustomKernel [source       | next=003 (1)] gemm_1 grid: [8, 1, 1] threads: [128, 1, 1]
     003: kCustomKernel [prev=002 (1) | sink        ] sum_1 grid: [1, 1, 1] threads: [128, 1, 1]
-"""  # noqa: W291 (as XLA prints it)
+"""
 
 
 def metadata(*thunks: tuple[int, str, str]) -> str:
@@ -128,6 +128,13 @@ ENTRY %m (a.0: {dtype}[4,8], b.0: {dtype}[8,2]) -> {dtype}[4,2] {{
     assert product("f32", ", algorithm=dot_bf16_bf16_f32_x3") == Product(1, 4, 2, 8, "bfloat16", 3)
     assert product("f32", ", algorithm=dot_tf32_tf32_f32_x3") == Product(1, 4, 2, 8, "tf32", 3)
     assert product("f16", "") == Product(1, 4, 2, 8, "float16")
+
+
+def test_a_library_of_another_kind_is_a_call() -> None:
+    text = "ENTRY %m (x.1: f32[8]) -> c64[5] {\n  %x.1 = f32[8]{0} parameter(0)\n"
+    text += "  ROOT %fft.1 = c64[5]{0} fft(%x.1), fft_type=RFFT, fft_length={8}\n}\n"
+    (found,) = read_kernels(read_module(text), "001: kFft [] kFft", metadata((1, "fft.1", "kFft")))
+    assert found == Kernel("fft.1", "call", 4 * 8 + 8 * 5)
 
 
 def test_a_thunk_of_an_unknown_instruction_is_a_call() -> None:

@@ -19,6 +19,7 @@ _METADATA = re.compile(
 # Thunks that launch nothing on the device.
 _HOST_ONLY = {"Sequential", "WaitForStreams", "HostSend", "HostRecv"}
 _PRODUCTS = {"Gemm", "CublasLtMatmul"}
+_FUSIONS = {"Kernel", "CustomKernel"}
 _COPIES = {"Copy", "Memzero", "Memset32BitValue"}
 _ALGORITHM = re.compile(r"algorithm\"?[=:]\"?(?:ALG_)?dot_(\w+)", re.IGNORECASE)
 _TYPES = {"f16": "float16", "bf16": "bfloat16", "f64": "float64", "s8": "int8"}
@@ -135,7 +136,7 @@ def _kernel(module: Module, kind: str, name: str, times: int, graph: int) -> Ker
         what, product = "product", _dot(module, dot)
     elif kind in _COPIES:
         what = "copy"
-    elif kind in ("CustomCall", "Cudnn"):
+    elif kind not in _FUSIONS:
         what = "call"
     else:
         what = "reduce" if any(i.opcode == "reduce" for i in inside) else "loop"
