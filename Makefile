@@ -1,6 +1,7 @@
 # Everything a developer runs. The first target that needs it makes .venv and installs the pinned versions there.
 #   make demo       optimise SqueezeNet on this machine (about four minutes); results in out/demo
 #   make test       the quick tests          make test-all   these and the slow ones
+#   make gpu-test   what a GPU adds to the tests, in under five minutes (needs jax[cuda12])
 #   make lint       ruff and pyright         make format     let ruff rewrite the files
 #   make clean      remove what runs leave behind (not .venv)
 # Variables: PYTHON (3.11 or newer, to make .venv), JOBS (test processes), ARGS (further arguments to pytest or the demo).
@@ -15,7 +16,7 @@ GPU_COMPILER := .venv/.gpu_compiler
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 SOURCES := xrl_jax experiments tests
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-all gpu-test lint format clean
 
 demo: $(READY)
 	$(BIN)/python -m experiments.optimize --model=squeezenet --search=taso --budget_seconds=240 --out=out/demo $(ARGS)
@@ -25,6 +26,9 @@ test: $(READY) $(GPU_COMPILER)
 
 test-all: $(READY) $(GPU_COMPILER)
 	$(PYTEST) $(ARGS)
+
+gpu-test: $(READY)
+	$(BIN)/python -m pytest -q -rs tests/gpu $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check $(SOURCES)

@@ -17,9 +17,10 @@ same command continues it; Ctrl-C prints the results so far.
 --tolerance=1e-2 runs each search a second time, as SEARCH@1e-2, with that tolerance, and compares
 its result with the first: in time, and in its error against float64.
 
---target=h200 --predicted searches for a GPU that need not be here, with the last of --searches, and
-prints kernels and predicted times before and after. This needs the compiler for CUDA:
-python -m xrl_jax.measure.gpu.install
+--target=h200 searches for a GPU that need not be here, with the last of --searches, and prints
+kernels and times before and after. Operators cost what experiments.gpu_lab recorded on such a GPU,
+all else what is predicted; with --predicted nothing is taken from a record. This needs the compiler
+for CUDA: python -m xrl_jax.measure.gpu.install
 
 --seeds=5 does all of this for five seeds, each in a folder of its own, then prints the means over
 seeds and how the last of --searches compares with the best of the others (over_seeds.json).
@@ -45,6 +46,8 @@ from absl import app, flags, logging
 from experiments import models, over_seeds, predicted, targets
 from experiments.benchmark_table import WITHIN, plot, summary, table
 from experiments.children import run, search_command
+from experiments.lab.record import RecordError
+from experiments.recorded import NoRecordError
 from experiments.runtimes import JIT_BF16, NARROWER, RUNTIMES
 from experiments.side_by_side import SideBySide, WrongResultError, in_runtimes, side_by_side
 from experiments.targets import require_known
@@ -240,7 +243,7 @@ def define_flags() -> None:
     )
     flags.DEFINE_string("out", "out/benchmark", "Folder of all results.")
     flags.DEFINE_string("target", "", f"Another target than this machine: {', '.join(GPUS)}.")
-    flags.DEFINE_bool("predicted", False, "Predict the times on --target: nothing is measured.")
+    flags.DEFINE_bool("predicted", False, "Predict all times on --target, without a record.")
     flags.DEFINE_list("assume", [], "With --predicted: assumptions, as for xrl_jax.optimize.")
 
 
@@ -324,8 +327,8 @@ def run_seeds(config: Config, n: int) -> int:
     return status
 
 
-def run_predicted(config: Config, kind: str) -> int:
-    """Print what is predicted for a GPU; return the exit status."""
+def run_for_gpu(config: Config, kind: str) -> int:
+    """Search under a GPU's costs and print the results; return the exit status."""
     budget = Budget(config.budget_seconds, config.budget_measurements)
     try:
         return predicted.run(
@@ -336,8 +339,9 @@ def run_predicted(config: Config, kind: str) -> int:
             config.out,
             seed=config.seed,
             assume=tuple(flags.FLAGS.assume),
+            from_record=not flags.FLAGS.predicted,
         )
-    except WorkerError as error:
+    except (WorkerError, NoRecordError, RecordError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -350,14 +354,14 @@ def main(argv: Sequence[str]) -> int:
         config = config_of(flags.FLAGS)
         if flags.FLAGS.target:
             require_known("target", (flags.FLAGS.target,), GPUS)
-        if bool(flags.FLAGS.target) != flags.FLAGS.predicted:
-            raise ValueError("--target and --predicted are given together or not at all")
+        elif flags.FLAGS.predicted:
+            raise ValueError("--predicted needs --target")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     logging.set_verbosity(logging.ERROR)  # else JAX logs every backend that is missing
     if flags.FLAGS.target:
-        return run_predicted(config, flags.FLAGS.target)
+        return run_for_gpu(config, flags.FLAGS.target)
     n = flags.FLAGS.seeds
     return run_seed(config)[1] if n == 1 else run_seeds(config, n)
 

@@ -15,7 +15,6 @@ small version of everything on any machine, to try the command itself, into a re
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ from experiments import models
 from experiments.lab.fragments import fragments
 from experiments.lab.items import Item, ceilings, ordered
 from experiments.lab.networks import networks
-from experiments.lab.record import Record, RecordError
+from experiments.lab.record import Record, RecordError, file_name
 from experiments.targets import ConfigError, require_known
 from xrl_jax.measure.timing import error_text
 from xrl_jax.measure.worker import Worker
@@ -37,11 +36,6 @@ RECORDS = Path(__file__).parent / "records"
 _DRY_NETWORK, _DRY_SHAPE = "squeezenet", {"image_size": 64}
 _DRY_RECORD = Path("out") / "gpu_lab_dry_run.jsonl.gz"
 _INTERRUPTED = 130
-
-
-def device_name() -> str:
-    """Return the device's kind as part of a file name, such as "nvidia-h200"."""
-    return re.sub(r"[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
 
 
 def versions() -> str:
@@ -114,7 +108,11 @@ def main(argv: Sequence[str]) -> int:
             raise ValueError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
         require_known("networks", values.networks, models.MODELS)
         queue = Path(values.queue).read_text(encoding="utf-8").split("\n") if values.queue else []
-        default = _DRY_RECORD if values.dry_run else RECORDS / f"{device_name()}.jsonl.gz"
+        default = (
+            _DRY_RECORD
+            if values.dry_run
+            else RECORDS / f"{file_name(jax.devices()[0].device_kind)}.jsonl.gz"
+        )
         path = Path(values.record or default)
         record = Record.opened(path, versions())
     except (ValueError, ConfigError, RecordError, OSError) as error:

@@ -2,33 +2,43 @@
 --target and --predicted choose.
 
 XLA compiles every candidate for the GPU; the kernels it would launch are counted and priced
-(`xrl_jax.measure.gpu`). No figure of the table was measured on a GPU. The program found is checked
-against float64 on this machine.
+(`xrl_jax.measure.gpu`). Operators cost what was recorded on a GPU (`experiments.recorded`), or are
+predicted, too. The program found is checked against float64 on this machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from experiments import targets
+from experiments.recorded import recorded
 from experiments.side_by_side import WrongResultError, checked
 from xrl_jax.backends.fast import Fast
 from xrl_jax.cost.model import Oracle
-from xrl_jax.cost.programs import Options, base_options, job_or_failure, option_sets
+from xrl_jax.cost.programs import (
+    WITHOUT_TRYING,
+    Options,
+    base_options,
+    job_or_failure,
+    option_sets,
+)
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.language.rule_files import available_rules, standard_rules
 from xrl_jax.language.table import compile_rules
-from xrl_jax.measure.base import Job
+from xrl_jax.libraries.triton.partition import interpreted
+from xrl_jax.measure.base import Job, Measurer
+from xrl_jax.measure.gpu.fit import Fit
 from xrl_jax.measure.gpu.predictor import Predictor
 from xrl_jax.measure.store import STORE_FILE, TimingStore
 from xrl_jax.measure.timing import Timing
@@ -96,8 +106,52 @@ class Prediction:
         return cls(network=values["network"], error=values["error"], **variants)
 
 
+class Costs(NamedTuple):
+    """What a search's costs are.
+
+    Attributes:
+      measurer: says what a job takes on the GPU.
+      options: compile options under which operators are priced.
+      about: a line about where the costs come from.
+    """
+
+    measurer: Measurer
+    options: Options
+    about: str
+
+
+@contextlib.contextmanager
+def costs_of(kind: str, folder: Path, *, from_record: bool) -> Iterator[Costs]:
+    """Return the costs on a GPU of this kind: recorded, or else all predicted.
+
+    Args:
+      folder: keeps predictions.
+
+    Raises:
+      ValueError: there is no such GPU, or nothing was recorded on one.
+    """
+    if not from_record:
+        with Predictor(kind) as predictor:
+            yield Costs(predictor, WITHOUT_TRYING, f"Predicted for {kind}, not measured.")
+        return
+    with recorded(kind, folder) as (measurer, fit):
+        yield Costs(measurer, base_options(PLATFORM), about_fit(kind, fit))
+
+
+def about_fit(kind: str, fit: Fit) -> str:
+    """Return a line about what was recorded, and how far predictions are off."""
+    each = [
+        f"{k} {fit.counts[k]} (x {fit.factors[k]:.2f}, error {100 * fit.errors[k]:.0f} %)"
+        for k in fit.counts
+    ]
+    return (
+        f"Operators cost what was recorded on {kind}; all else is predicted, with factors fitted "
+        f"on recorded operators: {', '.join(each) or 'none'}."
+    )
+
+
 def predicted_for(
-    kind: str,
+    costs: Costs,
     network: str,
     search: str,
     budget: Budget,
@@ -107,7 +161,7 @@ def predicted_for(
     assume: Sequence[str] = (),
     progress: bool = True,
 ) -> Prediction:
-    """Search for a network's fastest program on a GPU of this kind by predicted costs.
+    """Search for a network's fastest program on a GPU by these costs.
 
     Args:
       folder: keeps predicted costs and the compiled engine.
@@ -115,7 +169,7 @@ def predicted_for(
       progress: whether to show a live display.
 
     Raises:
-      ValueError: there is no such GPU or search.
+      ValueError: there is no such search.
       WorkerError: the compiler for the GPU is not installed; says how to install it.
       WrongResultError: the program found does not compute the network's function.
     """
@@ -124,14 +178,13 @@ def predicted_for(
     rules = standard_rules(tuple(assume))
     with (
         making_for(PLATFORM),
-        Predictor(kind) as predictor,
         LiveProgress(network, budget.seconds, progress=progress) as live,
     ):
         live.phase("compiling jax.jit")
-        default, strongest = _baselines(predictor, original)
-        store = TimingStore(folder / STORE_FILE, target=predictor.target)
+        default, strongest = _baselines(costs.measurer, original)
+        store = TimingStore(folder / STORE_FILE, target=costs.measurer.target)
         with store, persistent_cache(folder / COMPILED), on_cpu():
-            oracle = Oracle(store, predictor, options=base_options(PLATFORM))
+            oracle = Oracle(store, costs.measurer, options=costs.options)
             table = compile_rules(available_rules(verified(rules, rules), PLATFORM))
             problem = Problem(start_of(original, PLATFORM), table, oracle, live, live.phase)
             strategy = chain(find_strategy(search), TimeWhole())
@@ -141,20 +194,24 @@ def predicted_for(
     found = result.best[0]
     leaves, _ = flatten_as(original.in_tree, target.args, {})
     fast = Fast(dataclasses.replace(found.program, fn=original.fn), original.fn)
-    error, _ = checked(search, fast, original, leaves)
+    print(f"checking the program found for {network}, its kernels interpreted", file=sys.stderr)
+    with making_for(PLATFORM), interpreted():
+        error, _ = checked(search, fast, original, leaves)
     # Where nothing is faster, a user gets the original in its strongest variant.
     best = min(strongest, _variant_of(found), key=lambda v: v.seconds)
     return Prediction(network, default, strongest, best, error)
 
 
-def _baselines(predictor: Predictor, original: Program) -> tuple[Variant, Variant]:
+def _baselines(measurer: Measurer, original: Program) -> tuple[Variant, Variant]:
     """Return jax.jit as it is, and the fastest of its variants."""
     found: list[Variant] = []
     for constants in (False, True):
-        for options in option_sets(predictor.target):
+        for options in option_sets(measurer.target):
             job = job_or_failure(original, options, constants=constants)
             if isinstance(job, Job):
-                job = predictor.submit([job], timeout=_TIMEOUT)[0]
+                # jax.jit takes its arguments row-major.
+                job = dataclasses.replace(job, any_layout=0)
+                job = measurer.submit([job], timeout=_TIMEOUT)[0]
             if job.ok:
                 found.append(Variant(job.seconds, job.kernels, options))
             elif not found:
@@ -169,10 +226,10 @@ def _variant_of(found: Found) -> Variant:
     return Variant(timing.seconds, timing.kernels, found.options)
 
 
-def table(kind: str, predictions: Sequence[Prediction]) -> str:
-    """Return Markdown: a row for each network, then means."""
+def table(about: str, predictions: Sequence[Prediction]) -> str:
+    """Return Markdown: where costs come from, a row for each network, then means."""
     lines = [
-        f"Predicted for {kind}, not measured. Kernels outside of one CUDA graph: *.",
+        f"{about} Kernels outside of one CUDA graph: *.",
         "",
         "| network | jit: kernels | us | strongest jit: kernels | us | found: kernels | us "
         "| over jit | over strongest | error |",
@@ -208,24 +265,47 @@ def run(
     *,
     seed: int,
     assume: Sequence[str] = (),
+    from_record: bool = False,
 ) -> int:
-    """Predict for all networks, print the table and write it to `out`; return the exit status.
+    """Search for all networks, print the table and return the exit status.
 
-    Predictions of an earlier run with the same settings are kept.
+    Results of an earlier run with the same settings and costs are kept in `out`.
+
+    Args:
+      from_record: operators cost what was recorded on a GPU; see `recorded`.
     """
-    settings = [kind, search, budget.seconds, budget.measurements, seed, *assume]
+    out.mkdir(parents=True, exist_ok=True)
+    with costs_of(kind, out, from_record=from_record) as costs:
+        target = costs.measurer.target.versions
+        settings = [kind, search, budget.seconds, budget.measurements, seed, *assume, target]
+        done, status = _all(costs, networks, search, budget, out, settings, seed, assume)
+        print(table(costs.about, done))
+    return status
+
+
+def _all(
+    costs: Costs,
+    networks: Sequence[str],
+    search: str,
+    budget: Budget,
+    out: Path,
+    settings: Sequence[Any],
+    seed: int,
+    assume: Sequence[str],
+) -> tuple[list[Prediction], int]:
+    """Return the results for all networks, and the exit status."""
     done: list[Prediction] = []
     status = 0
     for n, network in enumerate(networks, start=1):
         kept = out / network / "predicted.json"
         if kept.is_file():
             values = json.loads(kept.read_text(encoding="utf-8"))
-            if values["settings"] == settings:
+            if values["settings"] == list(settings):
                 done.append(Prediction.from_dict(values["prediction"]))
                 continue
         print(f"[{n}/{len(networks)}] {network} by {search}", file=sys.stderr)
         try:
-            of_one = predicted_for(kind, network, search, budget, out, seed=seed, assume=assume)
+            of_one = predicted_for(costs, network, search, budget, out, seed=seed, assume=assume)
             done.append(of_one)
         except KeyboardInterrupt:
             status = _INTERRUPTED
@@ -237,5 +317,4 @@ def run(
         kept.parent.mkdir(parents=True, exist_ok=True)
         values = {"settings": settings, "prediction": dataclasses.asdict(done[-1])}
         kept.write_text(json.dumps(values), encoding="utf-8")
-    print(table(kind, done))
-    return status
+    return done, status

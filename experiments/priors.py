@@ -37,6 +37,7 @@ from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
 from xrl_jax.measure.worker import Worker
 from xrl_jax.program.program import Program
+from xrl_jax.runtime.target_platform import target_platform
 from xrl_jax.search.starting_points import starting_points
 
 FLAGS = flags.FLAGS
@@ -74,7 +75,7 @@ def regions_of(programs: Iterable[Program]) -> list[Region]:
             )
             view = CostView(*map(np.asarray, views_of(cost_table({}), plain)))  # type: ignore[arg-type]
             for at in np.flatnonzero(~view.weight_only & (view.op > 0)):  # type: ignore[operator]
-                region = region_of(view, (int(at),), jax.default_backend())
+                region = region_of(view, (int(at),), target_platform())
                 if len(LOWERINGS[region.node.op]) > 1:
                     found.setdefault(region_key(region, ()), region)
     return list(found.values())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import gzip
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,15 @@ from typing import Any
 from xrl_jax.runtime.files import atomic_write
 
 WRITE_SECONDS = 20.0  # a run that is cut off loses no more than this
+
+
+def file_name(device_kind: str) -> str:
+    """Return a device's kind as part of a file name.
+
+    >>> file_name("NVIDIA H200")
+    'nvidia-h200'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-")
 
 
 class RecordError(ValueError):

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import pytest
 
 from xrl_jax.measure import worker_process
-from xrl_jax.measure.base import Job
+from xrl_jax.measure.base import EVERYTHING, Job
 from xrl_jax.measure.target import target_here
 from xrl_jax.measure.timing import Timing
 from xrl_jax.measure.worker import Worker, WorkerError, _described
@@ -180,7 +180,7 @@ def test_the_time_of_one_copy_is_the_slope_between_two_programs(worker):
 
 
 def test_xla_may_choose_layouts(worker):
-    timing = one(worker, Job("any layout", LARGE.artifact, any_layout=True))
+    timing = one(worker, Job("any layout", LARGE.artifact, any_layout=EVERYTHING))
     assert timing.status == "ok", timing.error
 
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import take_current_trace
 
 from xrl_jax.backends.arguments import Arguments, fits, text
 from xrl_jax.backends.domain import Bounds, are_finite, inside, outside
+from xrl_jax.backends.layouts import is_extended
 from xrl_jax.backends.original import Original
 from xrl_jax.backends.plain_data import pack_signature
 from xrl_jax.backends.runnable import Flat, ProgramRunnable, Runnable
@@ -292,7 +292,7 @@ class Fast:
             elif self.close_over and stable:
                 call = self.runnable.hoisted.call
                 # JAX may pass closed-over device arrays as arguments; NumPy arrays are constants.
-                fixed = tuple(v if _is_extended(v) else np.asarray(v) for v in values)
+                fixed = tuple(v if is_extended(v) else np.asarray(v) for v in values)
                 run = jax.jit(
                     lambda inputs: call(fixed, inputs), compiler_options=self.options or None
                 )
@@ -394,7 +394,3 @@ class Fast:
             lambda x: jax.device_put(x) if isinstance(x, np.ndarray) else x, (args, kwargs)
         )
         return fn(*args, **kwargs)
-
-
-def _is_extended(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.extended)

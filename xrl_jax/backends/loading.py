@@ -14,6 +14,7 @@ from jax.custom_batching import sequential_vmap
 from xrl_jax.backends.archive import LoadError, read_archive
 from xrl_jax.backends.fast import Fast
 from xrl_jax.backends.hoist import Hoisted
+from xrl_jax.backends.layouts import in_wanted_layouts
 from xrl_jax.backends.plain_data import (
     as_saved,
     unpack_array,
@@ -133,8 +134,11 @@ def _assembled(
         int(header["bytes_added"]),
         int(header["n_hoisted"]),
     )
+    avals, are_weights = [unpack_aval(a) for a in header["inputs"]], header["weights"]
+    inputs = [a for a, is_weight in zip(avals, are_weights, strict=True) if not is_weight]
+    hoisted = in_wanted_layouts(hoisted, inputs)
     derivative = artefact("derivative") if "derivative" in header["artefacts"] else None
-    active = inexact([unpack_aval(a) for a in header["inputs"]])
+    active = inexact(avals)
     results = inexact([unpack_aval(a) for a in header["outputs"]])
 
     def pullback(leaves: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:

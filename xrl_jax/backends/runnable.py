@@ -17,6 +17,7 @@ from jax.extend.core import take_current_trace
 
 from xrl_jax.backends.arguments import of_leaves
 from xrl_jax.backends.hoist import Hoisted, split
+from xrl_jax.backends.layouts import in_wanted_layouts
 from xrl_jax.program.program import Program, evaluate
 from xrl_jax.runtime.settings import own_settings, under_own_settings
 
@@ -88,7 +89,9 @@ class ProgramRunnable:
                 self.whole, program.in_avals, program.weights, max_bytes=self._max_bytes
             )
         prepare, call = under_own_settings(hoisted.prepare), under_own_settings(hoisted.call)
-        return replace(hoisted, prepare=prepare, call=call)
+        hoisted = replace(hoisted, prepare=prepare, call=call)
+        inputs = zip(program.in_avals, program.weights, strict=True)
+        return in_wanted_layouts(hoisted, [a for a, is_weight in inputs if not is_weight])
 
     @functools.cached_property
     def original(self) -> Flat | None:

@@ -23,6 +23,7 @@ from xrl_jax.program.program import Program, evaluate
 from xrl_jax.runtime.compile_options import YNN
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c
 from xrl_jax.runtime.engine_jit import engine_jit
+from xrl_jax.runtime.target_platform import target_platform
 
 Options = tuple[tuple[str, str], ...]
 
@@ -37,6 +38,8 @@ IN_ONE_GRAPH: Options = (
 )
 # Parts of a sum are added by a second kernel.
 SPLIT_K_OFF = ("xla_gpu_experimental_force_split_k", "1")
+# For compiling without a GPU, where XLA cannot try how many parts are fastest and takes too many.
+WITHOUT_TRYING: Options = (*IN_ONE_GRAPH, SPLIT_K_OFF)
 # Compile options worth trying on each platform, the default first. On the CPU they decide which
 # operators go to the YNNPACK library and which to XLA's own kernels; measured on single operators
 # the two differ by a factor of up to 2 either way.
@@ -46,7 +49,7 @@ OPTION_SETS: Mapping[str, tuple[Options, ...]] = {
         ((YNN, ""),),
         ((YNN, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"),),
     ),
-    "gpu": ((), IN_ONE_GRAPH, (*IN_ONE_GRAPH, SPLIT_K_OFF)),
+    "gpu": ((), IN_ONE_GRAPH, WITHOUT_TRYING),
 }
 # Constants must gain this share, as they compile for longer, and again for other weights.
 _CONSTANTS_MUST_GAIN = 0.05
@@ -54,7 +57,7 @@ _CONVOLVED = 0.2  # least share of the flops for constants to be tried
 
 
 def base_options(platform: str) -> Options:
-    """Return the compile options under which costs are predicted and recorded on a JAX platform."""
+    """Return the compile options under which costs are recorded on a JAX platform."""
     return IN_ONE_GRAPH if platform == "gpu" else ()
 
 
@@ -81,7 +84,8 @@ def program_job(program: Program, options: Options = (), *, constants: bool = Fa
     key = timing_key([], (), extra=["program", *program_key(program), *how])
     n_constants = len(hoisted.avals) if constants else 0
     artifact, targets = bytes(exported.serialize()), registry.custom_calls(exported)
-    return Job(key, artifact, options, constants=n_constants, custom_calls=targets)
+    free = len(hoisted.avals) - n_constants if target_platform() == "gpu" else 0
+    return Job(key, artifact, options, constants=n_constants, custom_calls=targets, any_layout=free)
 
 
 def job_or_failure(program: Program, options: Options, *, constants: bool) -> Job | Timing:
@@ -99,9 +103,10 @@ def choose_constants(oracle: Oracle, program: Program) -> None:
     XLA:CPU passes a convolution with a constant kernel to another library than one whose kernel is
     an argument; matrix products are computed alike, and hundreds of megabytes of constants take a
     quarter of a minute to compile. So only programs with enough of their work in convolutions are
-    tried. The timing is kept in the store, so that the choice is the same the next time.
+    tried. The timing is kept in the store, so that the choice is the same the next time. On GPUs
+    only layouts differ, and weights that are arguments have those that XLA wants.
     """
-    if _convolved(program) < _CONVOLVED:
+    if oracle.target.platform == "gpu" or _convolved(program) < _CONVOLVED:
         return
     try:
         as_constants = program_job(program, oracle.options, constants=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ from xrl_jax.graph.hash import timing_key
 from xrl_jax.libraries import registry
 from xrl_jax.libraries.base import Epilogue
 from xrl_jax.lower.table import absorbs, lower, shares_calls
-from xrl_jax.measure.base import Job
+from xrl_jax.measure.base import EVERYTHING, Job
 
 Options = Sequence[tuple[str, str]]
 # A region is timed as a sequence of copies that together take about `_CHAIN_SECONDS` at these
@@ -68,8 +69,10 @@ class Region:
         Kernels of a partition have at least two, so that converting arrays to the library's layout
         and back, which is done once, counts less.
         """
+        if self.platform == "gpu":  # see `Job.slope`
+            return 2 if self.in_partition else 1
         floating = {n.dtype for n in (self.node, *self.args)} <= set(ops.FLOAT_DTYPES)
-        loops = self.op_class in _CHAINED_CLASSES and self.platform != "gpu"
+        loops = self.op_class in _CHAINED_CLASSES
         can_repeat = loops and floating and 0 not in self.node.shape
         if not self.in_partition and not can_repeat:
             return 1
@@ -120,7 +123,7 @@ def region_key(region: Region, options: Options, *, constants: bool = False) -> 
     """
     nodes = [*region.args, region.node]
     how = [f"constants={_constants(region, constants)}", *(f"{k}={v}" for k, v in sorted(options))]
-    return timing_key(nodes, (len(nodes) - 1,), extra=["region 8", *how])
+    return timing_key(nodes, (len(nodes) - 1,), extra=["region 9", *how])
 
 
 def region_fn(region: Region) -> Callable[..., Any]:
@@ -132,12 +135,7 @@ def region_fn(region: Region) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         values, floor = list(args[:-1]), args[-1]
         if region.in_partition:
-            if not absorbs(region.node, region.args):
-                return [lower(region.node, *values) for _ in range(region.copies)]
-            out = None
-            for _ in range(region.copies):
-                out = lower(region.node, *values, epilogue=Epilogue(addend=out, relu=True))
-            return [out]
+            return _in_one_call(region, values)
         if wrapped or region.copies > 1:
             values = [
                 jnp.maximum(v, floor.astype(v.dtype))
@@ -151,6 +149,21 @@ def region_fn(region: Region) -> Callable[..., Any]:
         return [jnp.maximum(out, floor.astype(out.dtype)) if wrapped else out]
 
     return run
+
+
+def _in_one_call(region: Region, values: list[Any]) -> list[Any]:
+    """Return the results of the copies of a kernel that shares a library call."""
+    calls = registry.calls()
+    assert calls is not None
+    pair = calls.pair(region.node, partial(lower, region.node), *values)
+    if pair is not None:
+        return [pair]
+    if not absorbs(region.node, region.args):
+        return [lower(region.node, *values) for _ in range(region.copies)]
+    out = None
+    for _ in range(region.copies):
+        out = lower(region.node, *values, epilogue=Epilogue(addend=out, relu=True))
+    return [out]
 
 
 def _constants(region: Region, constants: bool) -> bool:
@@ -188,7 +201,7 @@ def region_job(region: Region, options: Options, *, constants: bool = False) -> 
         tuple(options),
         constants=len(prepared) if _constants(region, constants) else 0,
         custom_calls=registry.custom_calls(exported),
-        any_layout=on_gpu,
+        any_layout=EVERYTHING if on_gpu else 0,
         slope=_SLOPE if on_gpu else (),
     )
 

@@ -231,6 +231,18 @@ class Calls(Protocol):
         """
         ...
 
+    def pair(
+        self, node: Node, lowered: Callable[..., jax.Array], *arrays: jax.Array
+    ) -> jax.Array | None:
+        """Return the result of a kernel and of another one on its result that does as much work in
+        the same call, for timing; None where copies of a kernel share a call.
+
+        Args:
+          node: of the kernel.
+          lowered: `lowered(*arrays)` computes it.
+        """
+        return None
+
     def exporting(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context for exports into files that also store the custom calls."""
         ...

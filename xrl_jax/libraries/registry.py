@@ -94,8 +94,11 @@ def calls() -> Calls | None:
 
 
 def versions() -> str:
-    """Return the versions of all available libraries, for the keys of timings."""
-    return " ".join(v for lib in libraries() if (v := lib.version()))
+    """Return the versions of all available libraries that have kernels for the platform that code
+    is made for, for the keys of timings.
+    """
+    platform = target_platform()
+    return " ".join(v for lib in libraries() if is_for(lib, platform) and (v := lib.version()))
 
 
 def partitioned(closed: Any, known: Sequence[bool]) -> Any:

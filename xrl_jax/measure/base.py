@@ -55,6 +55,9 @@ class Measurer(Protocol):
         ...
 
 
+EVERYTHING = -1  # see `Job.any_layout`
+
+
 @dataclasses.dataclass(frozen=True)
 class Job:
     """A function to time. `artifact` is `jax.export.export(f)(*avals).serialize()` with static
@@ -67,7 +70,9 @@ class Job:
     launches: int = 0  # calls in a row that make one sample; 0: as many as fill 0.2 ms
     constants: int = 0  # this many leading flat arguments are constants of the compiled code
     custom_calls: tuple[CustomCall, ...] = ()  # library calls that the artifact makes by name
-    any_layout: bool = False  # XLA lays out arguments and results as its kernels want them
+    # This many leading flat arguments are laid out as XLA's kernels want them; EVERYTHING for all
+    # arguments and the results. Constants are laid out so in any case.
+    any_layout: int = 0
     # Two numbers of copies in one program, or (): the timing is the difference of the two programs'
     # times, for one copy. So it is that of the kernels, without their launch. Each copy has
     # arguments of its own, so that large ones come from memory.
@@ -86,6 +91,11 @@ class Job:
         )
         digest.update(_code_of(self.artifact))
         return digest.hexdigest()
+
+
+def any_of(any_layout: int, arguments: int) -> list[bool]:
+    """Return which of this many arguments XLA lays out, given `Job.any_layout`."""
+    return [any_layout == EVERYTHING or n < any_layout for n in range(arguments)]
 
 
 def _code_of(artifact: bytes) -> bytes:

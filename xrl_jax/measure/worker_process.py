@@ -29,6 +29,7 @@ from jax.experimental.layout import Format, Layout
 
 from xrl_jax.libraries.base import CustomCall
 from xrl_jax.libraries.registry import calls, register_calls
+from xrl_jax.measure.base import EVERYTHING, any_of
 from xrl_jax.measure.comparison import call_seconds, calls_per_turn, interleave, warm_up
 from xrl_jax.measure.inputs import hlo_hash, random_input
 from xrl_jax.measure.target import target_here
@@ -259,18 +260,23 @@ class _Server:
 
 
 def _compiled(
-    fn: Callable[..., Any], leaves: list[Any], options: dict[str, Any], *, any_layout: bool
+    fn: Callable[..., Any], leaves: list[Any], options: dict[str, Any], *, any_layout: int
 ) -> tuple[Any, list[Any]]:
     """Return the compiled function, and its arguments laid out as it wants them.
 
     Args:
-      any_layout: whether XLA may choose the layouts of arguments and results.
+      any_layout: see `Job.any_layout`.
     """
     if not any_layout:
         return jax.jit(fn).lower(*leaves).compile(compiler_options=options), leaves
-    place = Format(Layout.AUTO, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    free = Format(Layout.AUTO, place)
     avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
-    lowered = jax.jit(fn, in_shardings=place, out_shardings=place).lower(*avals)
+    lowered = jax.jit(
+        fn,
+        in_shardings=tuple(free if own else place for own in any_of(any_layout, len(leaves))),
+        out_shardings=free if any_layout == EVERYTHING else place,
+    ).lower(*avals)
     compiled = lowered.compile(compiler_options=options)
     formats, _ = compiled.input_formats
     return compiled, [jax.device_put(x, f) for x, f in zip(leaves, formats, strict=True)]

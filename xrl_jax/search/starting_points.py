@@ -37,6 +37,7 @@ from xrl_jax.transform.layout import FEATURES_FIRST, FEATURES_LAST, Layout, conv
 
 _STORED_BY_OUTPUT = ("dot", "flat")  # the lowering that stores a weight on the left as [out, in]
 _PASSES = 64  # most passes of a macro-action; a transpose moves past one operator in each
+_NOTHING = 1e-8  # seconds; work on weights, which is done once, is charged about so much
 _LEAST_SHARE = 0.1  # share of predicted time above which products with weights are converted
 
 
@@ -66,7 +67,8 @@ class MacroAction(NamedTuple):
 
     Attributes:
       variants: [V] bool, the variants of the rule table that are applied.
-      gain: whether only candidates that gain are applied; otherwise their cost does not matter.
+      gain: whether only candidates that cost nothing more are applied, work on weights apart;
+        otherwise their cost does not matter.
       roots: returns [N] bool, the nodes of a graph at which they are applied; None for all nodes.
     """
 
@@ -97,7 +99,7 @@ def run_macro(
         candidates = space.candidates(state, costs, macro.variants)
         wanted = np.ones(len(candidates.variant), bool)
         if macro.gain:
-            wanted &= candidates.delta < 0
+            wanted &= candidates.delta < _NOTHING
         if macro.roots:
             wanted &= macro.roots(state.graph)[candidates.root]
         chosen = np.flatnonzero(wanted)

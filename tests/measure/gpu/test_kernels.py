@@ -79,10 +79,10 @@ def test_kernels_of_a_module() -> None:
     )
     conv, gemm, total = read_kernels(read_module(HLO), THUNKS, of)
     assert conv.kind == "conv" and conv.graph == 0
-    assert conv.product == Product(1, m=128, n=64, k=288, dtype="tf32")
+    assert conv.products == (Product(1, m=128, n=64, k=288, dtype="tf32"),)
     assert conv.bytes == 4 * (4096 + 64 * 288 + 64 + 8192)
     assert gemm.kind == "product" and gemm.graph == 1
-    assert gemm.product == Product(1, m=128, n=32, k=64, dtype="tf32")
+    assert gemm.products == (Product(1, m=128, n=32, k=64, dtype="tf32"),)
     assert total == Kernel("sum.1", "reduce", 4 * (4096 + 128), graph=1, xla_seconds=1.5e-6)
 
 
@@ -121,13 +121,29 @@ ENTRY %m (a.0: {dtype}[4,8], b.0: {dtype}[8,2]) -> {dtype}[4,2] {{
 }}
 """
         of = metadata((1, "f.0", "kCustomKernel"))
-        return read_kernels(read_module(text), "001: kCustomKernel [] f_0", of)[0].product
+        return read_kernels(read_module(text), "001: kCustomKernel [] f_0", of)[0].products[0]
 
     assert product("f32", "") == Product(1, 4, 2, 8, "tf32")
     assert product("f32", ", operand_precision={highest,highest}") == Product(1, 4, 2, 8, "float32")
     assert product("f32", ", algorithm=dot_bf16_bf16_f32_x3") == Product(1, 4, 2, 8, "bfloat16", 3)
     assert product("f32", ", algorithm=dot_tf32_tf32_f32_x3") == Product(1, 4, 2, 8, "tf32", 3)
     assert product("f16", "") == Product(1, 4, 2, 8, "float16")
+
+
+def test_attention_is_known_by_the_name_of_its_kernel() -> None:
+    text = """\
+ENTRY %m (q.1: f32[512], b.1: f32[8]) -> f32[512] {
+  %q.1 = f32[512]{0} parameter(0)
+  %b.1 = f32[8]{0} parameter(1)
+  ROOT %call.1 = f32[512]{0} custom-call(%q.1, %q.1, %b.1), \
+custom_call_target="__gpu$xla.gpu.triton", \
+metadata={op_name="jit(f)/attention_2x4x8x16x32_1_tf32/pallas_call"}
+}
+"""
+    of = metadata((1, "call.1", "kCustomKernel"))
+    (found,) = read_kernels(read_module(text), "001: kCustomKernel [] call", of)
+    assert (found.kind, found.bytes) == ("attention", 4 * (512 + 8 + 512))
+    assert found.products == (Product(2, 4, 8, 16, "tf32"), Product(2, 4, 32, 8, "tf32"))
 
 
 def test_a_library_of_another_kind_is_a_call() -> None:

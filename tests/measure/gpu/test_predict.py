@@ -13,7 +13,7 @@ H200 = gpu_of("h200")
 
 def product(m: int, n: int, k: int, dtype: str = "tf32", passes: int = 1) -> Kernel:
     return Kernel(
-        "p", "product", 4 * (m * k + k * n + m * n), product=Product(1, m, n, k, dtype, passes)
+        "p", "product", 4 * (m * k + k * n + m * n), products=(Product(1, m, n, k, dtype, passes),)
     )
 
 

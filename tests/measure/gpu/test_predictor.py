@@ -9,7 +9,7 @@ import jax.export
 import jax.numpy as jnp
 import pytest
 
-from xrl_jax.measure.base import Job
+from xrl_jax.measure.base import EVERYTHING, Job
 from xrl_jax.measure.gpu.compiler import COMPILER_FOLDER
 from xrl_jax.measure.gpu.predictor import Predictor
 
@@ -52,9 +52,19 @@ def test_a_slower_program_takes_longer_than_its_reference(h200: Predictor) -> No
     assert timing.relative == pytest.approx(2.0, rel=0.1)
 
 
+def test_weights_may_be_laid_out_as_kernels_want_them(h200: Predictor) -> None:
+    def two(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
+        return conv(jax.nn.relu(conv(x, w)), v)
+
+    shapes = (64, 32, 3, 3), (64, 64, 3, 3), (1, 32, 28, 28)
+    fixed, free = (job("convs", two, *shapes, any_layout=n) for n in (0, 2))
+    fixed_timing, free_timing = h200.submit([fixed, free])
+    assert fixed_timing.kernels["all"] - free_timing.kernels["all"] == 2
+
+
 def test_a_convolution_alone_is_one_kernel_in_any_layout(h200: Predictor) -> None:
     shapes = (1, 32, 28, 28), (64, 32, 3, 3)
-    fixed, free = (job("conv", conv, *shapes, any_layout=a) for a in (False, True))
+    fixed, free = (job("conv", conv, *shapes, any_layout=a) for a in (0, EVERYTHING))
     fixed_timing, free_timing = h200.submit([fixed, free])
     assert free_timing.kernels["all"] == 1 < fixed_timing.kernels["all"]
 
@@ -65,7 +75,7 @@ def test_options_put_convolutions_into_a_graph(h200: Predictor) -> None:
         ("xla_gpu_graph_min_graph_size", "1"),
     )
     shapes = (1, 32, 28, 28), (64, 32, 3, 3)
-    (timing,) = h200.submit([job("conv", conv, *shapes, options=options, any_layout=True)])
+    (timing,) = h200.submit([job("conv", conv, *shapes, options=options, any_layout=EVERYTHING)])
     assert (timing.kernels["graphs"], timing.kernels["outside graphs"]) == (1, 0)
 
 

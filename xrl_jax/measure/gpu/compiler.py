@@ -22,6 +22,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.experimental.layout import Format, Layout
 
+from xrl_jax.measure.base import EVERYTHING, any_of
 from xrl_jax.measure.gpu.devices import Gpu, gpu_of, target_config
 from xrl_jax.measure.gpu.hlo import read_module
 from xrl_jax.measure.gpu.kernels import Kernel, read_kernels
@@ -80,7 +81,7 @@ def compile_for(
     options: Mapping[str, Any],
     *,
     constants: int = 0,
-    any_layout: bool = False,
+    any_layout: int = 0,
 ) -> Compiled:
     """Compile a function for a GPU and read its kernels.
 
@@ -89,7 +90,7 @@ def compile_for(
       avals: shapes of the arguments.
       options: compile options of XLA.
       constants: this many leading arguments are constants of the compiled code.
-      any_layout: let XLA choose how arguments and results are laid out in memory.
+      any_layout: see `Job.any_layout`.
 
     Raises what JAX raises.
     """
@@ -97,8 +98,12 @@ def compile_for(
     given = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=at) for a in avals[constants:]]
     # Not zeros or ones, of which XLA would make scalars.
     fixed = [np.asarray(random_input(a, seed=n)) for n, a in enumerate(avals[:constants])]
-    laid_out = Format(Layout.AUTO, at) if any_layout else at
-    jitted = jax.jit(lambda *rest: fn(*fixed, *rest), in_shardings=laid_out, out_shardings=laid_out)
+    free = Format(Layout.AUTO, at)
+    jitted = jax.jit(
+        lambda *rest: fn(*fixed, *rest),
+        in_shardings=tuple(free if is_free else at for is_free in any_of(any_layout, len(given))),
+        out_shardings=free if any_layout == EVERYTHING else at,
+    )
     traced = jitted.trace(*given)
     with tempfile.TemporaryDirectory(prefix="xrl_jax-") as folder:
         begin = time.perf_counter()

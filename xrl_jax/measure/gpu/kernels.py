@@ -10,6 +10,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from xrl_jax.libraries.triton.naming import Work, work_in
 from xrl_jax.measure.gpu.hlo import Instruction, Module, Shape
 
 _THUNK = re.compile(r"^( *)(\d+): k(\w+)")
@@ -49,12 +50,13 @@ class Kernel:
 
     Attributes:
       name: of the instruction that it computes.
-      kind: "conv", "product", "reduce", "loop", "copy" or "call" (of any other library).
+      kind: "conv", "product", "attention", "reduce", "loop", "copy" or "call" (of any other
+        library).
       bytes: of its operands and results.
       times: how often it runs in a call of the program.
       graph: number of the CUDA graph that holds it; 0 where the host launches it.
       xla_seconds: XLA's own prediction; None where it makes none.
-      product: what it multiplies.
+      products: what it multiplies, one after the other.
     """
 
     name: str
@@ -63,7 +65,7 @@ class Kernel:
     times: int = 1
     graph: int = 0
     xla_seconds: float | None = None
-    product: Product | None = None
+    products: tuple[Product, ...] = ()
 
 
 def read_kernels(module: Module, thunks: str, metadata: str) -> list[Kernel]:
@@ -123,24 +125,33 @@ def _kernel(module: Module, kind: str, name: str, times: int, graph: int) -> Ker
     instruction = module.by_name.get(name)
     if instruction is None:
         return Kernel(name or kind, "copy" if kind in _COPIES else "call", 0, times, graph)
-    arrays = [s for operand in instruction.operands for s in module.by_name[operand].shapes[:1]]
+    operands = dict.fromkeys(instruction.operands)  # each is read once
+    arrays = [s for operand in operands for s in module.by_name[operand].shapes[:1]]
     results = [s for s in instruction.shapes if not _is_scratch(s)]
     moved = sum(s.bytes for s in [*arrays, *results])
     inside = module.called(instruction)
-    product = None
+    products: tuple[Product, ...] = ()
     if kind == "Convolution":
-        what, product = "conv", _convolution(module, instruction)
+        what, products = "conv", (_convolution(module, instruction),)
     elif kind in _PRODUCTS:
-        what, product = "product", _library_product(module, instruction)
+        what, products = "product", (_library_product(module, instruction),)
     elif dot := next((i for i in inside if i.opcode == "dot"), None):
-        what, product = "product", _dot(module, dot)
+        what, products = "product", (_dot(module, dot),)
+    elif instruction.opcode == "custom-call" and (own := work_in(instruction.rest)):
+        what, products = "attention", _attention(own)
     elif kind in _COPIES:
         what = "copy"
     elif kind not in _FUSIONS:
         what = "call"
     else:
         what = "reduce" if any(i.opcode == "reduce" for i in inside) else "loop"
-    return Kernel(name, what, moved, times, graph, _predicted(instruction), product)
+    return Kernel(name, what, moved, times, graph, _predicted(instruction), products)
+
+
+def _attention(work: Work) -> tuple[Product, ...]:
+    batch, rows, columns, summed, features = work.sizes
+    scores = Product(batch, rows, columns, summed, work.dtype)
+    return (*[scores] * work.times, Product(batch, rows, features, columns, work.dtype))
 
 
 def _is_scratch(shape: Shape) -> bool:

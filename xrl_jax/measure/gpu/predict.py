@@ -10,7 +10,7 @@ no more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from xrl_jax.measure.gpu.devices import Gpu
 from xrl_jax.measure.gpu.kernels import Kernel, Product
@@ -29,8 +29,8 @@ _LEAST_LOOP = 8e-7
 def kernel_seconds(kernel: Kernel, gpu: Gpu) -> float:
     """Return the predicted seconds of one run of a kernel, without its launch."""
     moved = kernel.bytes / (gpu.bandwidth * gpu.reached)
-    if kernel.product is not None:
-        return _START_SECONDS + max(moved, _product_seconds(kernel.product, gpu))
+    if kernel.products:
+        return _START_SECONDS + max(moved, sum(_product_seconds(p, gpu) for p in kernel.products))
     return max(moved if kernel.xla_seconds is None else kernel.xla_seconds, _LEAST_LOOP)
 
 
@@ -47,15 +47,21 @@ def _product_seconds(product: Product, gpu: Gpu) -> float:
     return min(seconds(tile, split) for tile in _TILES for split in _SPLITS)
 
 
-def program_seconds(kernels: Sequence[Kernel], gpu: Gpu) -> float:
+def program_seconds(
+    kernels: Sequence[Kernel], gpu: Gpu, factors: Mapping[str, float] | None = None
+) -> float:
     """Return the predicted seconds of a call of a program with these kernels.
 
     A CUDA graph is launched once. Of the kernels that the host launches one by one, each takes at
     least as long as its launch.
+
+    Args:
+      factors: corrections by the kind of a kernel; see `fit`.
     """
+    factors = factors or {}
     total = gpu.launch * len({k.graph for k in kernels if k.graph})
     for kernel in kernels:
-        busy = kernel_seconds(kernel, gpu) + gpu.graph_gap
+        busy = factors.get(kernel.kind, 1.0) * kernel_seconds(kernel, gpu) + gpu.graph_gap
         total += kernel.times * (busy if kernel.graph else max(busy, gpu.launch))
     return total
 

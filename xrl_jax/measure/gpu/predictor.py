@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+
 from xrl_jax.measure.gpu.compiler import COMPILER_FOLDER
 from xrl_jax.measure.gpu.devices import gpu_of
 from xrl_jax.measure.worker import Worker, python_path
@@ -12,15 +15,16 @@ class Predictor(Worker):
 
     Args:
       kind: see `devices.GPUS`.
+      factors: corrections by the kind of a kernel; see `fit`.
 
     Raises:
       ValueError: there is no such kind.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, factors: Mapping[str, float] | None = None) -> None:
         self.gpu = gpu_of(kind)
         super().__init__(
-            process=("xrl_jax.measure.gpu.process", kind),
+            process=("xrl_jax.measure.gpu.process", kind, json.dumps(factors or {})),
             environment={
                 "JAX_PLATFORMS": "cpu",
                 "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",

@@ -5,33 +5,40 @@ machine need not have, and answers with predicted seconds instead of measured on
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
+from xrl_jax.libraries import registry
 from xrl_jax.measure.gpu.compiler import Compiled, compile_for, place
 from xrl_jax.measure.gpu.devices import gpu_of
 from xrl_jax.measure.gpu.predict import program_seconds, summary
 from xrl_jax.measure.target import Target
 from xrl_jax.measure.timing import Timing, error_text
 from xrl_jax.measure.worker_process import option_value, serve
+from xrl_jax.runtime.target_platform import making_for
 
-METHOD = "predicted 2"  # increase with every change of predicted seconds
+METHOD = "predicted 3"  # increase with every change of predicted seconds
 
 
 class _Server:
     """Answers frames. Keeps the timing of every job, by identity: nothing is compiled twice."""
 
-    def __init__(self, kind: str) -> None:
-        self._gpu = gpu_of(kind)
+    def __init__(self, kind: str, factors: Mapping[str, float]) -> None:
+        self._gpu, self._factors = gpu_of(kind), factors
         self._timings: dict[str, Timing] = {}
 
     def answer(self, header: dict[str, Any], body: bytes) -> dict[str, Any]:
         try:
             if header["do"] == "hello":
                 place(self._gpu.kind)
-                versions = f"jax {jax.__version__} {METHOD}"
+                with making_for("gpu"):
+                    libraries = registry.versions()
+                how = " ".join([METHOD, *(f"{k} x{f!r}" for k, f in sorted(self._factors.items()))])
+                versions = f"jax {jax.__version__} {libraries} {how}"
                 target = Target(self._gpu.name, "", 0, versions, "")
                 return {"overhead_seconds": 0.0, "target": dataclasses.asdict(target)}
             if header["identity"] not in self._timings:
@@ -51,7 +58,7 @@ class _Server:
 
     def _predicted(self, header: dict[str, Any], artifact: bytes) -> Timing:
         compiled = self._compiled(header, artifact)
-        seconds = program_seconds(compiled.kernels, self._gpu)
+        seconds = program_seconds(compiled.kernels, self._gpu, self._factors)
         if header["slope"]:  # of one copy, which is not launched on its own
             seconds -= self._gpu.launch
         return Timing(
@@ -84,4 +91,4 @@ class _Server:
 
 
 if __name__ == "__main__":
-    serve(lambda: _Server(sys.argv[1]))
+    serve(lambda: _Server(sys.argv[1], json.loads(sys.argv[2])))
