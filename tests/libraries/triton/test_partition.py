@@ -109,6 +109,26 @@ def test_a_repeated_number_is_no_input() -> None:
     assert [v.aval.size for v in call.invars] == [2 * 40 * 16] * 3 + [40 * 40]
 
 
+def test_operands_may_be_cast_as_they_are_read() -> None:
+    def fn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        q, k, v = (x.astype("bfloat16") for x in (q, k, v))
+        return jax.nn.softmax(q @ k.swapaxes(-1, -2)) @ v
+
+    args = inputs_of(Spelling(fn, ((2, 20, 16),) * 3))
+    closed = interpreted_kernels(marked(fn, *args))
+    (call,) = (e for e in closed.jaxpr.eqns if e.primitive.name == "pallas_call")
+    assert {str(v.aval.dtype) for v in call.invars} == {"float32"}
+    np.testing.assert_allclose(in_kernels(fn, *args), fn(*args), rtol=0.05, atol=0.01)
+
+
+def test_operands_that_are_one_number_stay_outside() -> None:
+    def fn(k: jax.Array, v: jax.Array) -> jax.Array:
+        return jax.nn.softmax(jnp.full((2, 4, 8), 0.5) @ k.swapaxes(-1, -2)) @ v
+
+    closed = marked(fn, *[jnp.ones((2, 4, 8))] * 2)
+    assert interpreted_kernels(closed) is closed
+
+
 def test_weights_that_are_returned_stay_outside() -> None:
     def fn(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         weights = jax.nn.softmax(q @ k.swapaxes(-1, -2))

@@ -26,6 +26,7 @@ from xrl_jax.libraries.triton.strided import Axis, View
 _PERMUTATIONS = ("reshape", "squeeze", "expand_dims", "transpose")
 _FLOATS = ("float32", "float16", "bfloat16")
 _MOST_FEATURES = 256  # of a key or a value
+_MOST_ELEMENTS = 1 << 31  # positions are 32-bit integers
 _PRESETS = (  # products in Triton as XLA computes them
     "DEFAULT TF32_TF32_F32 TF32_TF32_F32_X3 F32_F32_F32 F16_F16_F32 BF16_BF16_F32 "
     "BF16_BF16_F32_X3 BF16_BF16_F32_X6 BF16_BF16_F32_X9"
@@ -86,6 +87,11 @@ class Attention:
     result: Any
     result_axes: tuple[Axis, ...]
     replaced: tuple[Any, ...]
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of queries and keys as they are multiplied."""
+        return self.scores.invars[0].aval.dtype
 
 
 def find(jaxpr: Jaxpr, product: Any) -> Attention | None:
@@ -316,4 +322,10 @@ def _fits(found: Attention) -> bool:
                 for known, own in zip(at, view.axes, strict=bool(view.axes)):
                     if any(p.stride for p in own) and not all(p.stride for p in known):
                         return False
+    operands = (found.queries, found.keys, found.values)
+    if any(isinstance(operand.root, Literal) for operand in operands):
+        return False
+    arrays = [v for o in (*operands, *found.others.values()) for v in o.roots]
+    if any(math.prod(v.aval.shape) >= _MOST_ELEMENTS for v in (*arrays, found.result)):
+        return False
     return min(found.sizes) > 0 and max(found.sizes.summed, found.sizes.features) <= _MOST_FEATURES

@@ -68,7 +68,7 @@ class Blocks:
 
 def blocks_of(found: Attention) -> Blocks:
     """Return the tiles for an attention: few rows where there would be few programs otherwise."""
-    sizes, item = found.sizes, found.queries.root.aval.dtype.itemsize
+    sizes, item = found.sizes, found.dtype.itemsize
     whole, summed, features = (
         max(_power_of_two(n), _LEAST_BLOCK) for n in (sizes.columns, sizes.summed, sizes.features)
     )
@@ -143,7 +143,7 @@ def _power_of_two(n: int) -> int:
 def _multiplied_in(found: Attention) -> str:
     """Return the type in which the hardware multiplies."""
     precision = str(found.scores.params["precision"])
-    dtype = str(found.queries.root.aval.dtype)
+    dtype = str(found.dtype)
     exact = "HIGHEST" in precision or "F32_F32_F32" in precision
     return "tf32" if dtype == "float32" and not exact else dtype
 

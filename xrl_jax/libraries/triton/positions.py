@@ -26,7 +26,6 @@ class Numbers:
 
     def __init__(self, first: Any, count: int, size: int, side: int, *, padded: bool) -> None:
         shape = (count, 1) if side == 0 else (1, count)
-        self.size, self.side = size, side
         self.values = first + lax.broadcasted_iota(jnp.int32, shape, side)
         self.exist = self.values < size if padded else None
 

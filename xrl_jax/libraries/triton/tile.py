@@ -32,6 +32,8 @@ def is_possible(equation: Any) -> bool:
     (out,) = equation.outvars if len(equation.outvars) == 1 else (None,)
     if out is None or equation.effects or str(out.aval.dtype) not in DTYPES:
         return False
+    if equation.primitive.name == "select_n" and len(equation.invars) != 3:
+        return False  # a choice among more than two
     name, floats = equation.primitive.name, jnp.issubdtype(out.aval.dtype, jnp.floating)
     if name in START or name in _ARITHMETIC:
         return floats
