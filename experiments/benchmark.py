@@ -244,7 +244,7 @@ def define_flags() -> None:
     flags.DEFINE_string("out", "out/benchmark", "Folder of all results.")
     flags.DEFINE_string("target", "", f"Another target than this machine: {', '.join(GPUS)}.")
     flags.DEFINE_bool("predicted", False, "Predict all times on --target, without a record.")
-    flags.DEFINE_list("assume", [], "With --predicted: assumptions, as for xrl_jax.optimize.")
+    flags.DEFINE_list("assume", [], "With --target: assumptions, as for xrl_jax.optimize.")
 
 
 def config_of(values: flags.FlagValues) -> Config:

@@ -27,12 +27,11 @@ from experiments import models
 from experiments.lab.fragments import fragments
 from experiments.lab.items import Item, ceilings, ordered
 from experiments.lab.networks import networks
-from experiments.lab.record import Record, RecordError, file_name
+from experiments.lab.record import RECORDS, Record, RecordError, path_of
 from experiments.targets import ConfigError, require_known
 from xrl_jax.measure.timing import error_text
 from xrl_jax.measure.worker import Worker
 
-RECORDS = Path(__file__).parent / "records"
 _DRY_NETWORK, _DRY_SHAPE = "squeezenet", {"image_size": 64}
 _DRY_RECORD = Path("out") / "gpu_lab_dry_run.jsonl.gz"
 _INTERRUPTED = 130
@@ -108,11 +107,7 @@ def main(argv: Sequence[str]) -> int:
             raise ValueError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
         require_known("networks", values.networks, models.MODELS)
         queue = Path(values.queue).read_text(encoding="utf-8").split("\n") if values.queue else []
-        default = (
-            _DRY_RECORD
-            if values.dry_run
-            else RECORDS / f"{file_name(jax.devices()[0].device_kind)}.jsonl.gz"
-        )
+        default = _DRY_RECORD if values.dry_run else path_of(jax.devices()[0].device_kind)
         path = Path(values.record or default)
         record = Record.opened(path, versions())
     except (ValueError, ConfigError, RecordError, OSError) as error:

@@ -3,7 +3,8 @@
 
 XLA compiles every candidate for the GPU; the kernels it would launch are counted and priced
 (`xrl_jax.measure.gpu`). Operators cost what was recorded on a GPU (`experiments.recorded`), or are
-predicted, too. The program found is checked against float64 on this machine.
+predicted, too. The program found is checked against float64 on this machine, with the kernels of
+xrl_jax interpreted.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from rich.progress import track
 
-from experiments.lab import record
 from experiments.lab.fragments import FRAGMENT, regions
+from experiments.lab.record import RECORDS, path_of, read_lines
 from xrl_jax.cost.programs import base_options
 from xrl_jax.cost.regions import region_job
 from xrl_jax.measure.base import Measurer
@@ -29,7 +29,6 @@ from xrl_jax.measure.store import STORE_FILE, TimingStore
 from xrl_jax.measure.timing import Timing
 from xrl_jax.runtime.target_platform import making_for
 
-RECORDS = Path(__file__).parent / "records"
 _AT_ONCE = 20  # predictions between two writes of the store
 
 
@@ -57,8 +56,8 @@ def operators_of(kind: str, folder: Path = RECORDS) -> Operators:
       RecordError: the record is damaged.
     """
     name = gpu_of(kind).name
-    path = folder / f"{record.file_name(name)}.jsonl.gz"
-    lines = sorted(record.read_lines(path), key=lambda v: v["date"]) if path.is_file() else []
+    path = path_of(name, folder)
+    lines = sorted(read_lines(path), key=lambda v: v["date"]) if path.is_file() else []
     timings: dict[str, Timing] = {}
     networks: dict[str, None] = {}
     for line in lines:

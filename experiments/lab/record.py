@@ -21,13 +21,17 @@ from xrl_jax.runtime.files import atomic_write
 WRITE_SECONDS = 20.0  # a run that is cut off loses no more than this
 
 
-def file_name(device_kind: str) -> str:
-    """Return a device's kind as part of a file name.
+RECORDS = Path(__file__).parents[1] / "records"
 
-    >>> file_name("NVIDIA H200")
-    'nvidia-h200'
+
+def path_of(device_kind: str, folder: Path = RECORDS) -> Path:
+    """Return the file of a device's record.
+
+    >>> path_of("NVIDIA H200").name
+    'nvidia-h200.jsonl.gz'
     """
-    return re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-")
+    return folder / f"{name}.jsonl.gz"
 
 
 class RecordError(ValueError):

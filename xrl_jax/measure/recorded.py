@@ -24,14 +24,14 @@ class Recorded:
 
     def __init__(self, timings: Mapping[str, Timing], other: Measurer) -> None:
         self._timings, self._other = dict(timings), other
+        text = json.dumps({k: t.as_dict() for k, t in sorted(timings.items())})
+        self._digest = hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def target(self) -> Target:
         """The target of `other`, with a hash of the record."""
         target = self._other.target
-        text = json.dumps({k: t.as_dict() for k, t in sorted(self._timings.items())})
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return dataclasses.replace(target, versions=f"{target.versions} record {digest}")
+        return dataclasses.replace(target, versions=f"{target.versions} record {self._digest}")
 
     @property
     def overhead_seconds(self) -> float:

@@ -211,8 +211,8 @@ def _is_possible(product: Any) -> bool:
 
 def _scores(jaxpr: Jaxpr, rows: Any) -> Any | None:
     """Return the one product that a value is computed from by operators on tiles."""
-    found, seen, open_ = set(), set(), [rows]
-    product = None
+    found: dict[Any, Any] = {}  # products by their results
+    seen, open_ = set(), [rows]
     while open_:
         v = open_.pop()
         made = jaxpr.producer.get(v)
@@ -220,11 +220,10 @@ def _scores(jaxpr: Jaxpr, rows: Any) -> Any | None:
             continue
         seen.add(v)
         if made.primitive is product_p:
-            found.add(v)
-            product = made
+            found[v] = made
         elif tile.is_possible(made):
             open_ += [a for a in made.invars if not isinstance(a, Literal)]
-    return product if len(found) == 1 else None
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
 def _between(jaxpr: Jaxpr, scores: Any, rows: Any) -> tuple[tuple[Any, ...], list[Any]] | None:

@@ -70,13 +70,14 @@ def blocks_of(found: Attention) -> Blocks:
     """Return the tiles for an attention: few rows where there would be few programs otherwise."""
     sizes, item = found.sizes, found.dtype.itemsize
     whole, summed, features = (
-        max(_power_of_two(n), _LEAST_BLOCK) for n in (sizes.columns, sizes.summed, sizes.features)
+        max(pl.next_power_of_2(n), _LEAST_BLOCK)
+        for n in (sizes.columns, sizes.summed, sizes.features)
     )
     bytes_of_one = item * max(summed, features)
     columns = whole
     if whole > min(_WHOLE_COLUMNS, _WHOLE_BYTES // bytes_of_one):
         columns = max(min(whole, _CHUNK_BYTES // bytes_of_one), _LEAST_BLOCK)
-    most = min(_power_of_two(sizes.rows), _MOST_ROWS, _MOST_SCORES // columns)
+    most = min(pl.next_power_of_2(sizes.rows), _MOST_ROWS, _MOST_SCORES // columns)
     rows = _LEAST_BLOCK
     while rows < most and sizes.batch * -(-sizes.rows // (2 * rows)) >= _FEW_PROGRAMS:
         rows *= 2
@@ -134,10 +135,6 @@ def passes_of(found: Attention) -> list[list[Any]]:
             own += 1
         depth[equation.outvars[0]] = own
     return passes
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _multiplied_in(found: Attention) -> str:
@@ -212,7 +209,7 @@ class _Program:
             reduced = over_chunks(
                 lambda chunk, of=equations: tuple(chunk.reduced(e) for e in of),
                 lambda a, b, of=names: tuple(
-                    tile.joined(name, x, y) for name, x, y in zip(of, a, b, strict=True)
+                    tile.combined(name, x, y) for name, x, y in zip(of, a, b, strict=True)
                 ),
                 tuple(jnp.full((blocks.rows, 1), tile.START[n], jnp.float32) for n in names),
             )

@@ -52,7 +52,7 @@ def evaluate(equation: Any, operands: list[jax.Array]) -> jax.Array:
         operands = [_wide(x) for x in operands]
     operands = list(jnp.broadcast_arrays(*operands))
     if name in ("max", "min"):
-        return joined(name, *operands).astype(dtype)
+        return combined(name, *operands).astype(dtype)
     if name == "is_finite":
         return jnp.abs(_wide(operands[0])) < jnp.inf
     out = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(params))
@@ -75,7 +75,7 @@ def reduced(name: str, x: jax.Array, columns: jax.Array | None) -> jax.Array:
     return jnp.where(has_nan, jnp.float32(jnp.nan), most)
 
 
-def joined(name: str, x: jax.Array, y: jax.Array) -> jax.Array:
+def combined(name: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """Return the sum, maximum or minimum of two arrays; Triton's own extrema ignore NaN."""
     if name == "reduce_sum":
         return x + y
