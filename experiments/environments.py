@@ -16,7 +16,10 @@ from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import with_room_for_outputs
 from xrl_jax.language.table import CompiledRules
 from xrl_jax.program.program import Program
-from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams, start_of
+from xrl_jax.rl import env
+from xrl_jax.rl.env import HORIZON, SLOTS, EnvParams
+from xrl_jax.runtime.target_platform import target_platform
+from xrl_jax.transform.start import start_of
 from xrl_jax.transform.union import united_bucket
 
 
@@ -58,14 +61,16 @@ def parsed(text: str) -> tuple[str, Options]:
 
 
 def program_of(text: str, *, fold: bool, seed: int) -> Program:
-    """Return the program of a network, at full size except for its options (see `parsed`).
+    """Return the program that searches of a network start from, at full size except for its options
+    (see `parsed`).
 
     Raises:
       ConfigError: there is no such network or option, or its value does not fit.
     """
     name, options = parsed(text)
     target = targets.from_model(name, seed=seed, **options)
-    return from_jax(target.fn, *target.args, weights=target.weights, fold=fold)
+    traced = from_jax(target.fn, *target.args, weights=target.weights, fold=fold)
+    return start_of(traced, target_platform())
 
 
 def params_of(
@@ -84,11 +89,11 @@ def params_of(
         this kind of machine (`calibration.priors`).
     """
     if costs is None:
-        prior = calibration.priors(jax.default_backend())
-        rates = calibration.calibrate([], roofline.DEFAULT_RATES, prior)
+        prior = calibration.priors(target_platform())
+        rates = calibration.calibrate([], roofline.first_rates(target_platform()), prior)
         costs = roofline.cost_table({}, rates)
     bucket = max(united_bucket(p) for p in programs)
-    starts = [start_of(p, rules, costs, bucket=bucket) for p in programs]
+    starts = [env.start_of(p, rules, costs, bucket=bucket) for p in programs]
     results = max(len(s.graph.globals.outputs) for s in starts)
     starts = [s._replace(graph=with_room_for_outputs(s.graph, results)) for s in starts]
     each = envs // len(starts)

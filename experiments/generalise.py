@@ -40,12 +40,12 @@ from experiments.evaluation import Reached, evaluator
 from experiments.few_timings import SearchFailedError, few_timings
 from experiments.side_by_side import WrongResultError
 from experiments.targets import ConfigError
-from experiments.timed_costs import kept_costs
+from experiments.timed_costs import kept_costs, oracle_of
 from xrl_jax.graph.graph import GraphError
 from xrl_jax.language.rule_files import available_rules, standard_rules
 from xrl_jax.language.table import compile_rules
 from xrl_jax.rl.env import HORIZON, SLOTS
-from xrl_jax.rl.policy import SHIPPED, PolicyError, load_policy
+from xrl_jax.rl.policy import PolicyError, load_policy, shipped
 from xrl_jax.rl.train import training_of
 from xrl_jax.rl.train_config import TrainConfig
 from xrl_jax.runtime.engine_jit import engine_jit
@@ -112,7 +112,7 @@ def show(rows: dict[str, dict[str, Any]]) -> None:
 
 
 def define_flags() -> None:
-    flags.DEFINE_string("policy", str(SHIPPED), "Policy file; the shipped one by default.")
+    flags.DEFINE_string("policy", "", "Policy file; the shipped one by default.")
     flags.DEFINE_list(
         "networks",
         ["squeezenet"],
@@ -165,7 +165,7 @@ def main(argv: Sequence[str]) -> int:
             raise ConfigError(f"unexpected argument {argv[1]!r}: flags are written --name=value")
         if FLAGS.measured_seconds and any(":" in text for text in FLAGS.networks):
             raise ConfigError("--measured_seconds is for --networks without options only")
-        policy = load_policy(FLAGS.policy)
+        policy = load_policy(FLAGS.policy or None)
         homes = {n: load_policy(f) for n, f in at_home(FLAGS.networks, FLAGS.at_home).items()}
         rules = compile_rules(available_rules(standard_rules(), jax.default_backend()))
         programs = {text: program_of(text, fold=True, seed=0) for text in FLAGS.networks}
@@ -173,12 +173,14 @@ def main(argv: Sequence[str]) -> int:
         out.mkdir(parents=True, exist_ok=True)
         sizes: dict[str, Any] = {"horizon": FLAGS.horizon, "slots": FLAGS.slots}
         if FLAGS.timed_seconds:
-            sizes["costs"] = kept_costs(programs, rules, out, seconds=FLAGS.timed_seconds, seed=0)
+            sizes["costs"] = kept_costs(
+                programs, rules, out, lambda: oracle_of(out), seconds=FLAGS.timed_seconds, seed=0
+            )
     except (ConfigError, PolicyError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     network, weights = policy.fitted(rules)
-    print(f"{FLAGS.policy}: {policy.trained}")
+    print(f"{FLAGS.policy or shipped()}: {policy.trained}")
     rows: dict[str, dict[str, Any]] = {}
     values: dict[str, Values] = {}
     keys, blank = jax.random.split(jax.random.key(0), FLAGS.seeds), []

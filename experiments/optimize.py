@@ -265,10 +265,10 @@ def search_of(config: Config) -> str | Strategy:
     search = named(config.search)  # an unknown name is reported before anything is loaded
     if config.policy or config.finetune:
         from xrl_jax.rl.finetune import FineTune
-        from xrl_jax.rl.policy import SHIPPED, load_policy
+        from xrl_jax.rl.policy import load_policy
         from xrl_jax.rl.strategy import XRLflow
 
-        policy = load_policy(config.policy or SHIPPED)
+        policy = load_policy(config.policy or None)
         follow = XRLflow(policy, FineTune() if config.finetune else None)
         search = search._replace(search=lambda: follow)
     return search.without_stages() if config.alone else search.strategy()

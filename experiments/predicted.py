@@ -25,6 +25,7 @@ import jax
 from experiments import targets
 from experiments.recorded import recorded
 from experiments.side_by_side import WrongResultError, checked
+from xrl_jax.backends.domain import rules_for
 from xrl_jax.backends.fast import Fast
 from xrl_jax.cost.model import Oracle
 from xrl_jax.cost.programs import (
@@ -35,7 +36,7 @@ from xrl_jax.cost.programs import (
     option_sets,
 )
 from xrl_jax.frontends.jaxpr import from_jax
-from xrl_jax.language.rule_files import available_rules, standard_rules
+from xrl_jax.language.rule_files import available_rules
 from xrl_jax.language.table import compile_rules
 from xrl_jax.libraries.triton.partition import interpreted
 from xrl_jax.measure.base import Job, Measurer
@@ -56,7 +57,6 @@ from xrl_jax.search.chain import chain
 from xrl_jax.search.time_whole import TimeWhole
 from xrl_jax.strategies import find_strategy
 from xrl_jax.transform.start import start_of
-from xrl_jax.verify.verify import verified
 
 PLATFORM = "gpu"
 _TIMEOUT = 600.0  # seconds for compiling a whole network
@@ -176,7 +176,6 @@ def predicted_for(
     """
     target = targets.from_model(network, seed=seed)
     original = from_jax(target.fn, *target.args, weights=target.weights)
-    rules = standard_rules(tuple(assume))
     with (
         making_for(PLATFORM),
         LiveProgress(network, budget.seconds, progress=progress) as live,
@@ -186,8 +185,11 @@ def predicted_for(
         store = TimingStore(folder / STORE_FILE, target=costs.measurer.target)
         with store, persistent_cache(folder / COMPILED), on_cpu():
             oracle = Oracle(store, costs.measurer, options=costs.options)
-            table = compile_rules(available_rules(verified(rules, rules), PLATFORM))
-            problem = Problem(start_of(original, PLATFORM), table, oracle, live, live.phase)
+            start = start_of(original, PLATFORM)
+            table = compile_rules(
+                available_rules(rules_for(start, tuple(assume), PLATFORM), PLATFORM)
+            )
+            problem = Problem(start, table, oracle, live, live.phase)
             strategy = chain(find_strategy(search), TimeWhole())
             result = strategy(problem, budget, jax.random.key(seed))
     if result.interrupted:  # what it found is not what the budget would find

@@ -1,11 +1,13 @@
-"""Cost tables with timings of this machine, for training and evaluating policies."""
+"""Cost tables with timings of operators, for training and evaluating policies."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.predicted import costs_of
 from experiments.targets import ConfigError
 from xrl_jax.cost.calibration import pessimistic_costs
 from xrl_jax.cost.model import Oracle
@@ -48,20 +51,49 @@ def timed_costs(
     return oracle.costs
 
 
+@contextlib.contextmanager
+def oracle_of(out: Path, gpu: str = "", *, from_record: bool = False) -> Iterator[Oracle]:
+    """Return an oracle whose store is in the folder `out`.
+
+    Args:
+      gpu: the kind of GPU that costs are of, see `predicted.costs_of`; "" for this machine.
+
+    Raises:
+      ValueError: there is no such GPU, or nothing was recorded on one.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    if not gpu:
+        with TimingStore(out / STORE_FILE) as store, Worker() as worker:
+            yield Oracle(store, worker)
+        return
+    with costs_of(gpu, out, from_record=from_record) as costs:
+        print(costs.about, file=sys.stderr)
+        with TimingStore(out / STORE_FILE, target=costs.measurer.target) as store:
+            yield Oracle(store, costs.measurer, options=costs.options)
+
+
 def kept_costs(
-    programs: Mapping[str, Program], rules: CompiledRules, out: Path, *, seconds: float, seed: int
+    programs: Mapping[str, Program],
+    rules: CompiledRules,
+    out: Path,
+    oracle: Callable[[], AbstractContextManager[Oracle]],
+    *,
+    seconds: float,
+    seed: int,
 ) -> CostTable:
-    """Return `timed_costs` of this machine, made once and kept in the folder `out`. Untimed
-    lowerings get pessimistic estimates, or a policy would learn to seek them.
+    """Return `timed_costs`, made once and kept in the folder `out`. Untimed lowerings get
+    pessimistic estimates, or a policy would learn to seek them.
+
+    Args:
+      oracle: makes timings, see `oracle_of`; used only if nothing is kept.
 
     Raises:
       ConfigError: an existing file cannot be read.
     """
     kept = out / COSTS_FILE
     if not kept.is_file():
-        with TimingStore(out / STORE_FILE) as store, Worker() as worker:
-            oracle = Oracle(store, worker)
-            save_costs(timed_costs(programs, rules, oracle, seconds=seconds, seed=seed), kept)
+        with oracle() as timer:
+            save_costs(timed_costs(programs, rules, timer, seconds=seconds, seed=seed), kept)
     return pessimistic_costs(load_costs(kept))
 
 

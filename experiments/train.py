@@ -12,6 +12,11 @@ episode, after --model_updates updates on predictions; the timings are kept and 
 
 --timed_seconds=60 first lets taso search each network for that long, so that predictions use its
 timings of operators. --costs uses the table that another run has kept in this way.
+
+--target=h200 trains for a GPU that need not be here: operators cost what experiments.gpu_lab
+recorded on such a GPU, all else what is predicted; with --predicted nothing is taken from a record.
+This needs the compiler for CUDA: python -m xrl_jax.measure.gpu.install
+
 --cost_spread=0.3 changes the corrections of costs every few updates, as another machine might have
 them.
 
@@ -26,6 +31,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -43,15 +49,13 @@ from experiments.environments import devices, params_of, program_of
 from experiments.evaluation import Reached, evaluator
 from experiments.memory import peak_bytes
 from experiments.targets import ConfigError
-from experiments.timed_costs import kept_costs, load_costs
+from experiments.timed_costs import kept_costs, load_costs, oracle_of
 from experiments.train_flags import Config, chosen, define_flags, settings_of
 from experiments.training_log import TrainingLog, plot, row_of
 from xrl_jax.cost.calibration import pessimistic_costs, varied
-from xrl_jax.cost.model import Oracle
 from xrl_jax.language.rule_files import available_rules, standard_rules
 from xrl_jax.language.table import compile_rules
-from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
-from xrl_jax.measure.worker import Worker
+from xrl_jax.measure.store import default_cache_dir
 from xrl_jax.rl.collect import TrainState
 from xrl_jax.rl.env import EnvParams, with_costs
 from xrl_jax.rl.learn import Metrics
@@ -60,6 +64,7 @@ from xrl_jax.rl.policy import Policy
 from xrl_jax.rl.train import Training, restarted, spread
 from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache
 from xrl_jax.runtime.engine_jit import engine_jit
+from xrl_jax.runtime.target_platform import making_for, target_platform
 
 _VARIED_EVERY = 8  # updates between changes of the costs under --cost_spread
 
@@ -171,6 +176,11 @@ def train(
 
 def main(argv: Sequence[str]) -> int:
     """Train and save the policy. The exit status is 2 for bad flags."""
+    with making_for("gpu") if flags.FLAGS.target else contextlib.nullcontext():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str]) -> int:
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
     values = flags.FLAGS
@@ -191,28 +201,34 @@ def main(argv: Sequence[str]) -> int:
         return 2
     out.mkdir(parents=True, exist_ok=True)
     written.write_text(text, encoding="utf-8")
-    rules = compile_rules(available_rules(standard_rules(), jax.default_backend()))
+    platform = target_platform()
+    # On GPUs networks of convolutions are searched with these rules, too (`domain.rules_for`).
+    library = standard_rules(bounded=platform == "gpu")
+    rules = compile_rules(available_rules(library, platform))
     settings = settings_of(config, rules)
     network = settings.network
     training = spread(settings, over)
+    from_record = not config.predicted
+    oracle = functools.partial(oracle_of, out, config.target, from_record=from_record)
     with contextlib.ExitStack() as stack:
         stack.enter_context(persistent_cache(os.path.join(default_cache_dir(), COMPILED)))
         if config.timed_seconds:
             named = dict(zip(config.networks, programs, strict=True))
-            seconds, seed = config.timed_seconds, config.seed
             try:
-                costs = kept_costs(named, rules, out, seconds=seconds, seed=seed)
-            except ConfigError as error:
+                costs = kept_costs(
+                    named, rules, out, oracle, seconds=config.timed_seconds, seed=config.seed
+                )
+            except ValueError as error:  # nothing was recorded on such a GPU, or a damaged file
                 print(f"error: {error}", file=sys.stderr)
                 return 2
         sizes = {"horizon": config.horizon, "slots": config.slots, "costs": costs}
         params = params_of(programs, rules, envs=config.envs, **sizes)
         measured = None
         if config.reward == "measured":
-            store = stack.enter_context(TimingStore(out / STORE_FILE))
-            oracle = Oracle(store, stack.enter_context(Worker()))
             each = config.envs // len(programs)
-            clock = timed_by(oracle, [p for p in programs for _ in range(each)])
+            clock = timed_by(
+                stack.enter_context(oracle()), [p for p in programs for _ in range(each)]
+            )
             measured = measured_update(
                 settings, clock, interval=config.interval, noise=config.noise
             )
@@ -231,6 +247,10 @@ def main(argv: Sequence[str]) -> int:
         )
     trained = f"{', '.join(config.networks)}: {done} updates of "
     trained += f"{config.envs * config.steps} steps in {seconds / 60:.0f} min, seed {config.seed}"
+    if config.target:
+        trained += (
+            f", under {'predicted' if config.predicted else 'recorded'} costs of {config.target}"
+        )
     names = tuple(r.name for r in rules.rules)
     Policy(network, state.weights, names, trained=trained).save(out / "policy.msgpack")
     print(f"results are in {out}; peak memory {peak_bytes() / 2**30:.2f} GiB")

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from experiments import environments, models
-from experiments.targets import ConfigError
+from experiments.targets import ConfigError, require_known
 from xrl_jax.language.table import CompiledRules
+from xrl_jax.measure.gpu.devices import GPUS
 from xrl_jax.rl.env import HORIZON, SLOTS
 from xrl_jax.rl.train_config import PAPER, TrainConfig
 
@@ -51,12 +52,18 @@ class Config:
     model_updates: int
     interval: int
     noise: float
+    target: str
+    predicted: bool
     timed_seconds: float
     costs: str
     cost_spread: float
     evaluate_every: int
 
     def __post_init__(self) -> None:
+        if self.target:
+            require_known("target", (self.target,), GPUS)
+        elif self.predicted:
+            raise ConfigError("--predicted needs --target")
         if self.costs and self.timed_seconds:
             raise ConfigError(
                 "--costs reads a table and --timed_seconds makes one: give only one of them"
@@ -166,6 +173,13 @@ def define_flags(values: flags.FlagValues) -> None:
         lower_bound=1,
     )
     real("noise", 0.02, "Relative change below which two timings count as equal.", lower_bound=0.0)
+    text("target", "", f"Another target than this machine: {', '.join(GPUS)}.")
+    flags.DEFINE_bool(
+        "predicted",
+        False,
+        "Predict all times on --target, without a record of experiments.gpu_lab.",
+        flag_values=values,
+    )
     real(
         "timed_seconds",
         0.0,

@@ -13,6 +13,7 @@ import jax
 from xrl_jax.accept.accept import Acceptance, accept, last_seconds, unchecked
 from xrl_jax.accept.baselines import CLOSED_OVER
 from xrl_jax.accept.samples import concrete
+from xrl_jax.backends.domain import bounded_rules, rules_for
 from xrl_jax.backends.fast import Fast
 from xrl_jax.cost.config import DEFAULT, CostConfig
 from xrl_jax.cost.model import Oracle
@@ -24,7 +25,7 @@ from xrl_jax.frontends.callbacks import (
 )
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.language.rule import Rule
-from xrl_jax.language.rule_files import available_rules, select_rules, standard_rules
+from xrl_jax.language.rule_files import available_rules, select_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
@@ -92,14 +93,14 @@ def _task(
 ) -> _Task:
     """Return the task; `settings` are its fields of the same names."""
     strategy = find_strategy(search)
-    library = standard_rules(settings["assume"])
-    chosen = select_rules(library, rules)
     given = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
     original = _to_run(given, fn, example_args, weights)
-    chosen = tuple(verified(chosen, library))
+    platform = jax.default_backend()
     with on_cpu():
-        program = start_of(original, jax.default_backend())
-        table = compile_rules(available_rules(chosen, jax.default_backend()))
+        program = start_of(original, platform)
+        library = rules_for(program, settings["assume"], platform)
+        chosen = tuple(verified(select_rules(library, rules), library))
+        table = compile_rules(available_rules(chosen, platform))
     arguments: list[Any] = list(original.in_avals)
     if example_args:
         arguments, _ = flatten_as(original.in_tree, example_args, {})
@@ -303,6 +304,7 @@ def _accepted(
         tolerance=None if errors is None else errors.tolerance,
         typical=() if errors is None else errors.checked_on,
         close_over=oracle.constants,
+        bounded_rules=bounded_rules(task.rules, task.assume),
         guarded="in-domain" not in task.assume,
         seconds=lambda: _last_timing_seconds(found, budget_clock),
         tell=live.phase,

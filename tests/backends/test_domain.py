@@ -11,18 +11,22 @@ import numpy as np
 import pytest
 
 from xrl_jax.backends.domain import (
+    bounded_rules,
     bounds_of,
     needs_domain,
     outside,
     right_everywhere,
     right_inside,
+    rules_for,
 )
 from xrl_jax.backends.fast import Fast
 from xrl_jax.backends.loading import load
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import build, nodes_of
+from xrl_jax.language.rule_files import standard_rules
 from xrl_jax.lower.table import name_of, number_of
 from xrl_jax.program.program import Program
+from xrl_jax.runtime.target_platform import making_for
 
 W, X = jnp.full((8, 8, 3, 3), 0.1), jnp.ones((1, 8, 6, 6))
 NAN = X.at[0, 0, 5, 5].set(jnp.nan)
@@ -127,3 +131,38 @@ def test_a_lowering_for_ordinary_numbers_needs_finite_operands():
 def test_a_program_that_needs_no_changes_stays_the_same_object():
     program = from_jax(conv, W, X, weights=(0,))
     assert right_inside(program) is program and right_everywhere(program) is program
+
+
+def test_on_a_gpu_the_program_tests_its_arguments_itself():
+    """The host does not wait for the test, so it cannot warn."""
+    with making_for("gpu"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast = Fast(by_winograd(conv, W, X), conv, domain=(None, 4.0))
+        prepared = fast.prepare(W)
+        for run in (fast, lambda w, x: fast.call(prepared, x)):
+            np.testing.assert_allclose(run(W, X), conv(W, X), rtol=1e-5)
+            np.testing.assert_allclose(run(W, X), conv(W, X), rtol=1e-5)  # by the fast path
+            np.testing.assert_allclose(run(W, NAN), conv(W, NAN), rtol=1e-5)
+
+
+def test_rules_for_finite_operands_are_for_programs_that_keep_values_finite_on_gpus():
+    def names(fn, platform: str, assume: tuple[str, ...] = ()) -> set[str]:
+        return {r.name for r in rules_for(from_jax(fn, W, X, weights=(0,)), assume, platform)}
+
+    def fine(w, x):
+        return jax.nn.relu(conv(w, x))
+
+    def logs(w, x):
+        return conv(w, jnp.log(x))  # -inf for 0
+
+    assert "merge-convs-enlarged" in names(fine, "gpu")
+    assert "merge-convs-enlarged" not in names(fine, "cpu")
+    assert "merge-convs-enlarged" not in names(logs, "gpu")
+    assert "merge-convs-enlarged" in names(logs, "gpu", ("finite",))
+
+
+def test_results_of_rules_for_finite_operands_need_a_domain_unless_all_is_finite():
+    library = standard_rules(bounded=True)
+    bounded = {"merge-convs-enlarged", "enlarge-pointwise", "shrink-kernel", "merge-two-groups"}
+    assert bounded_rules(library, ()) == bounded
+    assert bounded_rules(library, ("finite",)) == set()

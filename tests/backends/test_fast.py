@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from jax import export, lax
 
-from xrl_jax.backends.fast import Fast, PreparedWeights
+from xrl_jax.backends.fast import Fast
 from xrl_jax.backends.loading import load
+from xrl_jax.backends.prepared import PreparedWeights
 from xrl_jax.frontends.jaxpr import from_jax
 
 W = jnp.linspace(-1, 1, 12).reshape(3, 4)

@@ -40,6 +40,8 @@ CONFIG = Config(
     model_updates=0,
     interval=4,
     noise=0.02,
+    target="",
+    predicted=False,
     timed_seconds=0.0,
     costs="",
     cost_spread=0.0,
@@ -61,6 +63,8 @@ METRICS = Metrics(
     [
         ({"costs": "costs.npz", "timed_seconds": 9.0}, "--costs reads a table"),
         ({"networks": ("bart",)}, "--networks: there is no bart .known: "),
+        ({"predicted": True}, "--predicted needs --target"),
+        ({"target": "h100x"}, "--target: there is no h100x .known: h100, h200"),
         ({"envs": 5}, "--envs=5 must be a multiple of the 2 networks"),
         (
             {"envs": 2, "steps": 1},

@@ -67,7 +67,7 @@ def test_rules_that_need_finite_values_are_used_only_under_that_assumption() -> 
 def test_a_rule_declares_its_assumptions() -> None:
     (rule,) = load_rules(SHIFT.replace("(when", "(assumes finite) (when"))
     assert rule.assumes == ("finite",)
-    with pytest.raises(RuleError, match="a rule may assume one of finite, in-domain"):
+    with pytest.raises(RuleError, match="a rule may assume one of finite, finite-operands"):
         load_rules(SHIFT.replace("(when", "(assumes luck) (when"))
 
 
@@ -97,11 +97,17 @@ def test_searches_find_the_rules_of_every_role() -> None:
         "sink-transpose": 39,
         "cancel-transpose": 2,
         "absorb-transpose": 2,
+        "merge-siblings": 3,
+        "join-slices": 10,
     }
     assert set(of_role["fold-into-weights"]) == {r.name for r in all_rules() if r.family == "fold"}
     assert {"broadcast-broadcast", "exp-of-broadcast", "add-of-broadcasts"} < set(
         of_role["sink-broadcast"]
     )
+    assert of_role["merge-siblings"] == [
+        "merge-convs-enlarged", "merge-dots-by-left", "merge-convs-by-input",
+    ]  # fmt: skip
+    assert {"merge-biases-of-slices", "slice-slice"} < set(of_role["join-slices"])
     assert of_role["to-bias-or-scale"] == ["sub-bias", "div-scale"]
     assert of_role["to-features-last"] == ["conv-to-nhwc"]
     assert of_role["transpose-product"] == ["dot-swap-operands"]

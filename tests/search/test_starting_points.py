@@ -15,6 +15,7 @@ import pytest
 from jax import lax
 
 from tests.transform.test_layout import traced as with_a_body
+from xrl_jax.cost.fusion import sharing
 from xrl_jax.cost.roofline import DEFAULT_RATES, cost_table
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
@@ -120,6 +121,35 @@ def test_transposes_at_body_boundaries_are_reported_first() -> None:
     assert "conv-to-nhwc" in {s.rule for s in last.steps}
     flat = from_jax(plain, W, B, X, weights=(0, 1))  # has no body, so no boundary
     assert "laid-out-features-last" not in {s.rule for s in points(flat, rules())[0].steps}
+
+
+def test_on_a_gpu_convolutions_of_one_image_are_merged_and_what_follows_is_joined() -> None:
+    narrow = jax.random.normal(jax.random.key(2), (4, 3, 1, 1))
+    wide = jax.random.normal(jax.random.key(3), (5, 3, 3, 3))
+    image = jax.random.normal(jax.random.key(4), (1, 3, 4, 4))
+
+    def fire(v: jax.Array, w: jax.Array, x: jax.Array) -> jax.Array:
+        names = ("NCHW", "OIHW", "NCHW")
+        of = [
+            lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=names) for k in (v, w)
+        ]
+        return jnp.concatenate([jax.nn.relu(y) for y in of], axis=1)
+
+    program = from_jax(fire, narrow, wide, image, weights=(0, 1))
+    families = ("movement", "merge", "enlarge", "identity")
+    table = compile_rules(select_rules(standard_rules(bounded=True), families), min_trees=ROWS)
+    here, gpu = (sharing(platform) for platform in ("cpu", "gpu"))
+    (plain_point,) = starting_points(program, table, cost_table({}, sharing=here), Stopwatch(600.0))
+    merged, unmerged = starting_points(
+        program, table, cost_table({}, sharing=gpu), Stopwatch(600.0)
+    )
+    kinds = ("conv", "max", "concat", "slice")
+    one = {("conv", (1, 9, 4, 4)): 1, ("max", (1, 9, 4, 4)): 1}
+    assert on_activations(merged.program, kinds) == one
+    for point in (plain_point, unmerged):
+        assert on_activations(point.program, ("conv",)).total() == 2
+    args = narrow, wide, image
+    np.testing.assert_allclose(merged.program(*args), fire(*args), rtol=1e-5, atol=1e-5)
 
 
 def test_a_batch_norm_is_folded_into_kernel_and_bias() -> None:

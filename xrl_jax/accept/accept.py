@@ -113,6 +113,7 @@ def accept(
     typical: Sequence[Sequence[Any]] = (),
     seconds: Callable[[], float],
     close_over: bool = False,
+    bounded_rules: frozenset[str] = frozenset(),
     guarded: bool = True,
     seed: int = 0,
     tell: Callable[[str], Any] = lambda _: None,
@@ -133,6 +134,7 @@ def accept(
       seconds: returns the seconds for the final timing; called after the check, which may take
         long.
       close_over: whether prepared weights become constants of the compiled code.
+      bounded_rules: names of rules whose results are right only on a domain.
       guarded: whether a candidate that is not right on all arguments checks those it is called on.
     """
     chosen = candidates[0]
@@ -147,7 +149,9 @@ def accept(
             domain = bounds_of(program, leaves)
             checks = _Checks(program, samples(program, leaves), typical, tolerance)
             original = Original(program, leaves)
-            for candidate in _variants(program, candidates, domain, close_over, guarded):
+            for candidate in _variants(
+                program, candidates, domain if guarded else None, close_over, bounded_rules
+            ):
                 chosen, fast = candidate
                 found = _check(original, fast, checks)
                 if found.ok:
@@ -226,17 +230,21 @@ def _accepted(
 def _variants(
     program: Program,
     candidates: Sequence[Found],
-    domain: Bounds,
+    domain: Bounds | None,
     close_over: bool,
-    guarded: bool,
+    bounded_rules: frozenset[str],
 ) -> Iterator[tuple[Found, Fast]]:
     """Yield the candidates as functions, in order. A candidate with lowerings that are not right on
     all arguments is followed by the same with lowerings that are.
+
+    Args:
+      domain: that of candidates which are not right on all arguments; None to check no arguments.
     """
     for chosen in candidates:
+        rewritten = any(step.rule in bounded_rules for step in chosen.steps)
         inside = right_inside(chosen.program)
         for candidate in dict.fromkeys((inside, right_everywhere(inside))):
-            bounded = guarded and needs_domain(candidate)
+            bounded = rewritten or needs_domain(candidate)
             fast = Fast(
                 candidate,
                 program.fn,

@@ -7,7 +7,8 @@ no larger than a bound. A call with arguments outside of it runs the original.
 
 Inside the domain such a lowering must read finite values. So its operands may depend on arguments,
 weights and only those operators that map finite values to finite ones, except for overflow, which
-the check on inputs as large as the bound detects.
+the check on inputs as large as the bound detects. Where that holds for all operands of a program,
+rules that assume finite operands are right, too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import numpy as np
 from xrl_jax.graph.bindings import Call, Equation, binding_of
 from xrl_jax.graph.graph import Node, build, nodes_of
 from xrl_jax.graph.operands import flat_operands
+from xrl_jax.language.rule import Rule
+from xrl_jax.language.rule_files import standard_rules
 from xrl_jax.lower.table import LOWERINGS, applicable, number_of
 from xrl_jax.program.program import Program
 
@@ -105,6 +108,23 @@ def right_everywhere(program: Program) -> Program:
 def right_inside(program: Program) -> Program:
     """Return the program with bounded lowerings only where a domain keeps their operands finite."""
     return _with_right_lowerings(program, _reading_finite(program))
+
+
+def rules_for(program: Program, assume: tuple[str, ...], platform: str) -> tuple[Rule, ...]:
+    """Return the rules of the library for a program on a JAX platform.
+
+    On GPUs these include the rules that assume finite operands, if the program has no others inside
+    of a domain: such rules pad kernels with zeros, and there a launch costs more than that.
+    """
+    reading = _reading_finite(program) if platform == "gpu" else []
+    n_nodes = [len(nodes_of(g)[0]) for g in program.graphs]
+    return standard_rules(assume, bounded=[len(r) for r in reading] == n_nodes)
+
+
+def bounded_rules(rules: Sequence[Rule], assume: tuple[str, ...]) -> frozenset[str]:
+    """Return the names of the rules whose results need a domain under these assumptions."""
+    bounded = () if "finite" in assume else rules
+    return frozenset(r.name for r in bounded if "finite-operands" in r.assumes)
 
 
 def _with_right_lowerings(program: Program, keep: Sequence[set[int]]) -> Program:

@@ -15,7 +15,6 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -28,37 +27,14 @@ from xrl_jax.backends.domain import Bounds, are_finite, inside, outside
 from xrl_jax.backends.layouts import is_extended
 from xrl_jax.backends.original import Original
 from xrl_jax.backends.plain_data import pack_signature
+from xrl_jax.backends.prepared import LastWeights, PreparedWeights
 from xrl_jax.backends.runnable import Flat, ProgramRunnable, Runnable
 from xrl_jax.backends.saving import save
 from xrl_jax.program.arguments import flatten_as, unflatten_args
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.compile_options import keeping_nan
 from xrl_jax.runtime.settings import debugging, own_settings
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class PreparedWeights:
-    """Weights and the values computed from them; a pytree.
-
-    Attributes:
-      values: what the optimised call takes in place of the weights.
-      weights: the flat weights themselves, for derivatives.
-    """
-
-    values: tuple[Any, ...]
-    weights: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class _LastWeights:
-    """The weights of the last call, referenced so that no other array takes their id, with their
-    prepared values and the function that runs on these.
-    """
-
-    weights: tuple[Any, ...]
-    values: tuple[Any, ...]
-    run: Callable[..., list[Any]]  # run(inputs)
+from xrl_jax.runtime.target_platform import target_platform
 
 
 class Fast:
@@ -106,9 +82,11 @@ class Fast:
         self.runnable = runnable or ProgramRunnable(program, fn, **more)
         self._converted, self._program_text = converted, program_text
         self._arguments = Arguments(program)
+        # Waiting for a test on the host would keep a GPU idle, so there the program makes it.
+        self._tests_itself = domain is not None and target_platform() == "gpu"
         self._original = Original(fn, program.in_tree)
         self._lock = threading.RLock()
-        self._last_weights: _LastWeights | None = None
+        self._last_weights: LastWeights | None = None
         if fn is not None:
             functools.update_wrapper(self, fn, updated=())
 
@@ -212,7 +190,7 @@ class Fast:
             with take_current_trace():
                 violation = self._domain_violation(inputs)
                 if violation is None:
-                    flat = self._compiled(prepared.values, inputs)
+                    flat = self._compiled(self._held(prepared.values, prepared.weights), inputs)
                 else:
                     flat = self._run_outside(violation, leaves)
         return jax.tree.unflatten(self.program.out_tree, flat)
@@ -276,9 +254,14 @@ class Fast:
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., list[Any]]:
-        return jax.jit(self.runnable.hoisted.call, compiler_options=self.options or None)
+        call = self._tested if self._tests_itself else self.runnable.hoisted.call
+        return jax.jit(call, compiler_options=self.options or None)
 
-    def _prepared_weights(self, weights: Sequence[Any]) -> _LastWeights:
+    def _held(self, values: Sequence[Any], weights: Sequence[Any]) -> Any:
+        """Return what `_compiled` takes besides the inputs."""
+        return (values, weights) if self._tests_itself else values
+
+    def _prepared_weights(self, weights: Sequence[Any]) -> LastWeights:
         """Return the prepared weights, from the last call if the arrays are the same."""
         kept = self._last_weights
         if kept is not None and all(a is b for a, b in zip(kept.weights, weights, strict=True)):
@@ -289,7 +272,7 @@ class Fast:
             if self.runnable.outside is not None and not are_finite(weights):
                 # Rewrites assume that weights are finite.
                 run = functools.partial(self._with_weights, tuple(weights))
-            elif self.close_over and stable:
+            elif self.close_over and stable and not self._tests_itself:
                 call = self.runnable.hoisted.call
                 # JAX may pass closed-over device arrays as arguments; NumPy arrays are constants.
                 fixed = tuple(v if is_extended(v) else np.asarray(v) for v in values)
@@ -297,8 +280,8 @@ class Fast:
                     lambda inputs: call(fixed, inputs), compiler_options=self.options or None
                 )
             else:
-                run = functools.partial(self._compiled, values)
-            kept = _LastWeights(tuple(weights), values, run)
+                run = functools.partial(self._compiled, self._held(values, tuple(weights)))
+            kept = LastWeights(tuple(weights), values, run)
             if stable:
                 self._last_weights = kept
         if any(isinstance(w, np.ndarray) for w in weights):
@@ -352,7 +335,8 @@ class Fast:
 
     @functools.cached_property
     def _input_bounds(self) -> list[float | None]:
-        return [] if self.domain is None else self._arguments.split(self.domain)[1]
+        tested = None if self._tests_itself else self.domain
+        return [] if tested is None else self._arguments.split(tested)[1]
 
     def _domain_violation(self, inputs: Sequence[Any]) -> str | None:
         """Return a message about the first input outside of the domain; None if all are inside."""
@@ -372,6 +356,12 @@ class Fast:
         """The original, compiled to keep NaN, which XLA otherwise does only in some kernels."""
         assert self.runnable.outside is not None
         return jax.jit(self.runnable.outside, compiler_options=keeping_nan())
+
+    def _tested(self, held: Any, inputs: Sequence[Any]) -> list[Any]:
+        """Run the program, or the original outside of the domain (traceable)."""
+        values, weights = held
+        flat = self._guarded(lambda *_: self.runnable.hoisted.call(values, inputs))
+        return flat(*self._arguments.merge(weights, inputs))
 
     def _guarded(self, flat: Flat) -> Flat:
         """Return a function that runs `flat` inside of the domain and the original outside

@@ -36,6 +36,7 @@ from xrl_jax.graph import ops, work
 from xrl_jax.graph.graph import TensorGraph, assert_one
 from xrl_jax.lower.table import LOWERINGS
 from xrl_jax.runtime.engine_jit import wide
+from xrl_jax.runtime.target_platform import target_platform
 
 _LOOPS, _PARTITION, _CROSSING = map(CORRECTED.index, ("elementwise", "partition", "crossing"))
 _READS_IN_LOOP = np.array([CLASS_OF[n] in ("reduce", "movement") for n in ops.OP_NAMES])
@@ -334,7 +335,7 @@ def cost_table(
 
     Args:
       config: hyperparameters.
-      sharing: what lowerings share on the target; None for that of the default device.
+      sharing: what lowerings share on the target; None for that of `target_platform()`.
     """
     size = next((b for b in TABLE_BUCKETS if len(timings) < b), TABLE_BUCKETS[-1])
     keys = np.full((size, 2), 0xFFFFFFFF, np.uint32)
@@ -364,7 +365,7 @@ def cost_table(
         jnp.float32(config.optimistic),
         jnp.float32(config.weight_only),
         jnp.float32(config.least_share),
-        fusion.sharing(jax.default_backend()) if sharing is None else sharing,
+        fusion.sharing(target_platform()) if sharing is None else sharing,
     )
 
 

@@ -10,6 +10,8 @@ Roles:
     sink-transpose      moves a transpose down past an operator
     cancel-transpose    merges two transposes into one, or removes one that changes nothing
     absorb-transpose    merges a transpose into the operator that reads it
+    merge-siblings      merges operators that read the same operand into one, and slices its result
+    join-slices         computes on a whole array what was computed on its slices, or removes slices
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ EVIDENCE = ("field", "maxplus", "exp", "float64")
 # Assumptions that a user may allow: that all values are finite and in range, and that calls stay in
 # the domain of a result, which is then not checked (`backends.domain`).
 ASSUMPTIONS = ("finite", "in-domain")
+# What a rule may assume: that all values are finite and in range, or only that its operands are
+# finite, as they are inside the domain of some programs.
+RULE_ASSUMPTIONS = ("finite", "finite-operands")
 # Roles by which a search selects rules (`search.starting_points`); a rule may have several.
 Role = Literal[
     "fold-into-weights",
@@ -34,6 +39,8 @@ Role = Literal[
     "sink-transpose",
     "cancel-transpose",
     "absorb-transpose",
+    "merge-siblings",
+    "join-slices",
 ]
 ROLES: tuple[str, ...] = get_args(Role)
 

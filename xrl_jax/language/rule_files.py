@@ -98,12 +98,14 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 @cache
-def standard_rules(assume: tuple[str, ...] = ()) -> tuple[Rule, ...]:
+def standard_rules(assume: tuple[str, ...] = (), *, bounded: bool = False) -> tuple[Rule, ...]:
     """Return the project's rules that keep NaN, infinities and the range of floats, and those that
     need no more than the given assumptions.
 
     Args:
       assume: assumptions about values and calls, from `rule.ASSUMPTIONS`.
+      bounded: whether to return those that assume finite operands as well: for a program whose
+        domain keeps all of its values finite (`backends.domain`).
 
     Raises:
       ValueError: an assumption is unknown.
@@ -114,7 +116,9 @@ def standard_rules(assume: tuple[str, ...] = ()) -> tuple[Rule, ...]:
                 f"assume={assume!r}: unknown assumption {name!r} "
                 f"(known: {', '.join(map(repr, ASSUMPTIONS))})"
             )
-    return tuple(r for r in all_rules() if set(r.assumes) <= set(assume))
+    known = {"finite", "finite-operands"} if "finite" in assume else set[str]()
+    known |= {"finite-operands"} if bounded else set()
+    return tuple(r for r in all_rules() if known.issuperset(r.assumes))
 
 
 def available_rules(rules: Iterable[Rule], platform: str) -> list[Rule]:
@@ -156,8 +160,8 @@ def select_rules(
         held_back = {r.name: r for r in all_rules()}.get(name)
         if name not in known and held_back is not None:
             raise ValueError(
-                f"rule {name!r} assumes that all values are {' and '.join(held_back.assumes)}: "
-                f"allow this with assume={held_back.assumes!r}"
+                f"rule {name!r} assumes that all values are finite: allow this with "
+                "assume=('finite',)"
             )
         if name not in known:
             raise ValueError(f"there is no rule or family {name!r}{_hint(name, known)}")

@@ -3,7 +3,7 @@
     (rule NAME
       (family FAMILY) (source "WHERE FROM") (evidence KIND)
       (role NAME ...)             its roles, by which a search selects rules (`rule`)
-      (assumes finite)            it may lose NaN, infinities or float range (`verify.contract`)
+      (assumes finite)            it may lose NaN, infinities or range (`rule.RULE_ASSUMPTIONS`)
       (symmetric)                 two roots only: they are interchangeable, each pair is found once
       (lhs PATTERN [PATTERN])     one or two roots; two share an operand
       (when CONDITION ...)        all lanes of every condition must be true
@@ -24,8 +24,7 @@ lowerings allows that (`lower.table`):
 
 Expressions are vectors of integers (see `bytecode`); `(define (NAME PARAM ...) EXPRESSION)` at the
 top level defines a macro, and `(each $OP (NAME ...) FORM ...)` repeats the forms for every NAME,
-which replaces `$OP`, inside of names too. Every variable on the right must be bound on the left: a
-rule with an unbound one is refused here.
+which replaces `$OP`, inside of names too. Every variable on the right must be bound on the left.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from xrl_jax.graph import ops
 from xrl_jax.language import bytecode
 from xrl_jax.language.dtype_names import CODES, FIELD, code_of, with_codes
 from xrl_jax.language.rule import (
-    ASSUMPTIONS,
     EVIDENCE,
     ROLES,
+    RULE_ASSUMPTIONS,
     Pattern,
     Rule,
     Term,
@@ -114,7 +113,6 @@ def _define(form: SList) -> tuple[str, tuple[str, ...], SExpr]:
 
 
 def _is_number(e: SExpr) -> bool:
-    """Whether the expression is a number literal."""
     try:
         float(e.text if isinstance(e, Atom) else "")
     except ValueError:
@@ -188,7 +186,9 @@ class _Parser:
                 case "symmetric" if not body:
                     symmetric = True
                 case "assumes":
-                    assumes = tuple(self.one_of(ASSUMPTIONS, e, "a rule may assume") for e in body)
+                    assumes = tuple(
+                        self.one_of(RULE_ASSUMPTIONS, e, "a rule may assume") for e in body
+                    )
                 case "role" if body and not roles:
                     roles = tuple(self.one_of(ROLES, e, "a role must be") for e in body)
                 case "lhs" if not lhs:

@@ -41,7 +41,13 @@ def make_report(
     measured = max(spending.measure_seconds - spending.compile_seconds, 0.0)
     speedup = accepted.speedup
     fired = {step.rule for step in chosen.steps}
-    assumed = tuple(r.name for r in rules if r.assumes and r.name in fired)
+    # Inside a domain operands are finite.
+    no_domain = accepted.domain is None
+    assumed = tuple(
+        r.name
+        for r in rules
+        if r.name in fired and ("finite" in r.assumes or (r.assumes and no_domain))
+    )
     return Report(
         name=name,
         search=name_of(strategy),

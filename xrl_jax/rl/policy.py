@@ -22,9 +22,9 @@ from xrl_jax.language.table import CompiledRules
 from xrl_jax.rl.features import LOWERING_NAMES, N_CANDIDATE, N_GLOBAL, N_NODE
 from xrl_jax.rl.networks import NetworkConfig
 from xrl_jax.runtime.files import atomic_write
+from xrl_jax.runtime.target_platform import target_platform
 
 FORMAT = 4
-SHIPPED = Path(__file__).parent / "policy.msgpack"
 _FEATURE_COUNTS = (N_NODE, N_CANDIDATE, N_GLOBAL)  # numbers of features that the weights multiply
 
 
@@ -84,16 +84,27 @@ class Policy:
             file.write(serialization.msgpack_serialize(values))
 
 
-def load_policy(path: str | os.PathLike[str] = SHIPPED) -> Policy:
-    """Load a policy from a file, by default the one that comes with the package.
+def shipped(platform: str | None = None) -> Path:
+    """Return the file of the policy that comes with the package.
+
+    Args:
+      platform: JAX's name of the platform whose costs it was trained under; None for
+        `target_platform()`.
+    """
+    name = "policy_gpu" if (platform or target_platform()) == "gpu" else "policy"
+    return Path(__file__).parent / f"{name}.msgpack"
+
+
+def load_policy(path: str | os.PathLike[str] | None = None) -> Policy:
+    """Load a policy from a file, by default `shipped()`.
 
     Raises:
       PolicyError: the file is damaged, of another kind, or of another version.
       OSError: it cannot be read.
     """
-    values: Any
+    path, values = path or shipped(), None
     try:
-        values = serialization.msgpack_restore(Path(path).read_bytes())
+        values: Any = serialization.msgpack_restore(Path(path).read_bytes())
         version, seen = values["format"], tuple(values["seen"])
     except OSError:
         raise

@@ -28,7 +28,7 @@ from xrl_jax.graph.graph import GraphError
 from xrl_jax.measure.base import Job
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.rl.finetune import FineTune
-from xrl_jax.rl.policy import Policy, load_policy
+from xrl_jax.rl.policy import Policy, load_policy, shipped
 from xrl_jax.rl.rollouts import Decoder, RolloutConfig
 from xrl_jax.rl.rounds import Rounds, RoundsConfig
 from xrl_jax.runtime.ctrl_c import plain_ctrl_c
@@ -41,7 +41,7 @@ class XRLflow:
     """Search by rollouts of a policy.
 
     Attributes:
-      policy: None for the one that comes with the package.
+      policy: None for the one that comes with the package for the platform.
       finetune: trains the policy further on the program first; None for no such training.
       time_programs: whether programs are timed whole; else the search relies on predictions alone.
       rounds: hyperparameters of the rounds.
@@ -60,7 +60,7 @@ class XRLflow:
         Raises:
           PolicyError: the policy does not fit this version.
         """
-        policy = self.policy or load_policy()
+        policy = self.policy or load_policy(shipped(problem.oracle.target.platform))
         config, weights = policy.fitted(problem.rules)
         notes = [f"the policy was trained on {policy.trained or 'unknown networks'}"]
         to_tune, key = jax.random.split(key)

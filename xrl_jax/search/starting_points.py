@@ -36,7 +36,8 @@ from xrl_jax.search.states import Space, in_one_bucket, variants_where
 from xrl_jax.transform.layout import FEATURES_FIRST, FEATURES_LAST, Layout, convert_layout
 
 _STORED_BY_OUTPUT = ("dot", "flat")  # the lowering that stores a weight on the left as [out, in]
-_PASSES = 64  # most passes of a macro-action; a transpose moves past one operator in each
+_PASSES = 64  # most passes of a macro-action
+_DOUBLINGS = 4  # siblings are merged in pairs, then pairs of pairs
 _NOTHING = 1e-8  # seconds; work on weights, which is done once, is charged about so much
 _LEAST_SHARE = 0.1  # share of predicted time above which products with weights are converted
 
@@ -69,11 +70,13 @@ class MacroAction(NamedTuple):
       variants: [V] bool, the variants of the rule table that are applied.
       gain: whether only candidates that cost nothing more are applied, work on weights apart;
         otherwise their cost does not matter.
+      passes: most passes; a transpose, for one, moves past one operator in each.
       roots: returns [N] bool, the nodes of a graph at which they are applied; None for all nodes.
     """
 
     variants: np.ndarray
     gain: bool = False
+    passes: int = _PASSES
     roots: Callable[[TensorGraph], np.ndarray] | None = None
 
 
@@ -92,7 +95,7 @@ def run_macro(
 ) -> Reached:
     """Return the state after a macro-action, or the state in which the clock ran out."""
     state, steps = reached
-    for _ in range(_PASSES):
+    for _ in range(macro.passes):
         if clock.done:
             break
         state = space.matched(state)
@@ -186,7 +189,7 @@ def starting_points(
     )
     fold = MacroAction(prepare_rules), MacroAction(fold_rules, gain=True)
     kernels_last = MacroAction(library_rules, gain=True)
-    found = []
+    found, merged_points = list[StartingPoint](), list[StartingPoint]()
     folded, _ = apply_macros(StartingPoint(program), *fold)
     in_lib, steps = in_library(
         folded.program, rules.rules, None if library is None else by_name(library)
@@ -218,4 +221,11 @@ def starting_points(
         )
         found += [point] if taken[2] else []
     unconverted, _ = apply_macros(folded, kernels_last)
-    return [*found, unconverted]
+    if costs.sharing.loops[ops.OPS["slice"].code]:  # where cutting a result costs next to nothing
+        # What reads the slices is joined before the next pair is merged: it fits two slices only.
+        merge = MacroAction(in_role(rules, "merge-siblings"), gain=True, passes=1)
+        join = MacroAction(in_role(rules, "join-slices", "sink-broadcast"))
+        for point in (*found, unconverted):
+            merged, taken = apply_macros(point, *(merge, join) * _DOUBLINGS)
+            merged_points += [merged] if taken[0] else []
+    return [*merged_points, *found, unconverted]

@@ -46,6 +46,7 @@ KINDS: dict[str, Draw] = {
     "zeros": _scaled(0.0),
     "negative numbers": lambda x, rng: -np.abs(x),
 }
+NOT_FINITE = frozenset({"NaN", "inf", "-inf"})
 # Operators whose results may be much smaller than their operands.
 _SUMS = frozenset(
     "add sub reduce_sum window_sum cumsum dot conv softmax log log1p expm1 rem sin cos tan floor "

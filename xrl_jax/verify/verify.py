@@ -68,7 +68,8 @@ class Verdict:
         for floats, the largest error.
       counterexample: the instance that differs, or why none could be tried; "" if `ok`.
       breaks: an example of a special value that the rule loses, in which case it must only be used
-        if values are assumed to be finite; "" if none was found.
+        if values are assumed to be finite; "" if none was found. A rule that assumes finite
+        operands is tried on finite values only.
     """
 
     rule: str
@@ -305,6 +306,8 @@ def _compare(
     breaks = verdict.breaks
     if not problem and not breaks and not any(n.lowering for n in (*before.nodes, *nodes)):
         kinds = [k for i, k in enumerate(contract.KINDS) if (i - samples) % _SHARES == 0]
+        if "finite-operands" in state.tested[0].variant.assumes:
+            kinds = [k for k in kinds if k not in contract.NOT_FINITE]
         with contextlib.suppress(CannotEvaluateError):
             breaks = contract.what_breaks(before, nodes, outputs, rng, kinds)
     bound = max(verdict.bound, error)
