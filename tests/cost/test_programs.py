@@ -9,7 +9,14 @@ import pytest
 from jax import lax
 
 from xrl_jax.cost.model import Oracle
-from xrl_jax.cost.programs import choose_constants, learn_from, program_job, shares
+from xrl_jax.cost.programs import (
+    IN_ONE_GRAPH,
+    choose_constants,
+    choose_options,
+    learn_from,
+    program_job,
+    shares,
+)
 from xrl_jax.cost.roofline import cost_table
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.measure.store import TimingStore
@@ -83,6 +90,38 @@ def test_constants_are_not_tried_for_products():
     pair = Pair(9.0)
     choose_constants(pair, programs(1)[0])
     assert not pair.constants and pair.asked == 0
+
+
+class OnGpu(Oracle):
+    """An oracle of a GPU that answers with the relative time of the job under options."""
+
+    def __init__(self, relative: float | None) -> None:
+        gpu = Target("NVIDIA made up", "", 1, "jax 0", "")
+        super().__init__(TimingStore(None, target=gpu), Worker())
+        self.relative = relative
+
+    def time_job(self, job, *, reference=None, **_):
+        assert reference is not None
+        assert (job.options, reference.options) == (IN_ONE_GRAPH, ())
+        return Timing(1.0, 1.0, 1.0, relative=self.relative)
+
+
+@pytest.mark.parametrize(
+    ("relative", "options"),
+    [(0.5, IN_ONE_GRAPH), (1.01, IN_ONE_GRAPH), (1.05, ()), (None, ())],
+)
+def test_on_a_gpu_operators_are_priced_in_one_graph_unless_the_original_loses_by_it(
+    relative, options
+):
+    oracle = OnGpu(relative)
+    choose_options(oracle, CONVOLUTION)
+    assert oracle.options == options
+
+
+def test_on_a_cpu_there_are_no_base_options():
+    pair = Pair(0.1)
+    choose_options(pair, CONVOLUTION)
+    assert pair.options == () and pair.asked == 0
 
 
 def test_a_job_takes_prepared_weights_and_the_inputs():

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from experiments.targets import ConfigError
-from experiments.timed_costs import load_costs, save_costs, timed_costs
+from experiments.timed_costs import load_costs, oracle_of, save_costs, timed_costs
 from tests.search.fakes import SECONDS, FakeOracle, compiled_rules, made_up
+from xrl_jax.cost.programs import WITHOUT_TRYING
 from xrl_jax.cost.regions import Region
 from xrl_jax.cost.roofline import cost_table
 from xrl_jax.frontends.jaxpr import from_jax
@@ -56,3 +57,15 @@ def test_a_table_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
         ConfigError, match=r"costs\.npz was written by another version: remove it.*'scale'"
     ):
         load_costs(tmp_path / "costs.npz")
+
+
+def test_costs_can_be_of_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+    with oracle_of(tmp_path, "h200") as oracle:
+        assert oracle.target.platform == "gpu"
+        assert oracle.options == WITHOUT_TRYING
+
+
+def test_without_a_record_of_a_gpu_the_error_says_what_to_do(tmp_path: Path) -> None:
+    records = pytest.raises(ValueError, match="run `python -m experiments.gpu_lab` on one")
+    with records, oracle_of(tmp_path, "h200", from_record=True):
+        raise AssertionError("there are no costs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from xrl_jax.backends.saving import (
     PROGRAM,
     artefact_name,
     constant_name,
+    device_text,
     inexact,
     version_of,
 )
@@ -85,6 +87,13 @@ def _check_surroundings(path: str | os.PathLike[str], header: dict[str, Any]) ->
                 f"{path} calls kernels of {wanted}, but {here or f'no {name}'} is available here: "
                 f"save it on this machine, or install the version it calls{hint}"
             )
+    device = device_text()
+    if header["device"] != device:
+        warnings.warn(
+            f"{path} was optimised on {header['device']}, and this is {device}: it is right here, "
+            "but something else may be faster; optimise the function here to find out",
+            stacklevel=3,
+        )
     types = {kind for _, kind, *_ in (*header["inputs"], *header["outputs"])}
     wide = sorted(types & {"float64", "int64", "uint64", "complex128"})
     if wide and not jax.config.read("jax_enable_x64"):

@@ -9,6 +9,7 @@ text.
 Limits, each stated when it is met:
 - The file runs on the platform it was saved on, and on one device; with library kernels, under the
   jaxlib it was saved by, or with the same library on the same kind of processor.
+- On another kind of GPU or driver it runs, but was not chosen for it; loading warns.
 - JAX reads artefacts for six months after they were written, and those of older versions only.
 - A loaded function has reverse derivatives of the first order (`jax.grad`, `jax.vjp`), no forward
   ones; `jax.vmap` runs it on one element after the other.
@@ -39,7 +40,7 @@ from xrl_jax.libraries import registry
 from xrl_jax.libraries.base import CustomCall
 from xrl_jax.program.program import Program
 
-FORMAT = 4  # files of another format are refused
+FORMAT = 5  # files of another format are refused
 PROGRAM = "program.txt"
 _LIFTED = 1024  # bytes above which constants are stored apart, once for all artefacts
 
@@ -125,6 +126,7 @@ def save(
     header = {
         "written_by": ", ".join(f"{p} {version_of(p)}" for p in ("xrl_jax", "jax", "jaxlib")),
         "platform": export.default_export_platform(),
+        "device": device_text(),
         "jaxlib": version_of("jaxlib") if of_jaxlib else None,
         "libraries": {t.library: registry.by_name(t.library).version() for t in targets},
         "custom_calls": list(targets),
@@ -180,6 +182,13 @@ def version_of(package: str) -> str:
         return version(package)
     except PackageNotFoundError:  # run from its source folder
         return "(not installed)"
+
+
+def device_text() -> str:
+    """Return the kind of device that code runs on here, of a GPU also its versions."""
+    device = jax.devices()[0]
+    versions = "" if device.platform == "cpu" else f" ({device.client.platform_version})"
+    return " ".join(f"{device.device_kind}{versions}".split())
 
 
 def _exported(

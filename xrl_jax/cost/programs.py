@@ -51,6 +51,8 @@ OPTION_SETS: Mapping[str, tuple[Options, ...]] = {
     ),
     "gpu": ((), IN_ONE_GRAPH, WITHOUT_TRYING),
 }
+# Base options may lose this share against none: launches from the host hide in a short program.
+_OPTIONS_MAY_LOSE = 0.02
 # Constants must gain this share, as they compile for longer, and again for other weights.
 _CONSTANTS_MUST_GAIN = 0.05
 _CONVOLVED = 0.2  # least share of the flops for constants to be tried
@@ -119,6 +121,23 @@ def choose_constants(oracle: Oracle, program: Program) -> None:
     timing = oracle.time_against(as_arguments, as_constants)
     gains = timing.relative is not None and 1 / timing.relative < 1 - _CONSTANTS_MUST_GAIN
     oracle.constants = gains
+
+
+def choose_options(oracle: Oracle, program: Program) -> None:
+    """Let the oracle price under the base options of its platform if the original runs under them,
+    and no slower. The timing is kept in the store.
+
+    On GPUs an operator is then timed as a kernel of a CUDA graph. Where a driver refuses such
+    graphs, all is timed without options.
+    """
+    base = base_options(oracle.target.platform)
+    if oracle.options or not base:
+        return
+    plain, optioned = (job_or_failure(program, o, constants=oracle.constants) for o in ((), base))
+    if isinstance(plain, Job) and isinstance(optioned, Job):
+        timing = oracle.time_against(optioned, plain)
+        if timing.relative is not None and timing.relative < 1 + _OPTIONS_MAY_LOSE:
+            oracle.options = base
 
 
 def _convolved(program: Program) -> float:

@@ -5,7 +5,7 @@ returns all results known after it. So `taso`, `xrlflow` and a user's own search
 the same stages:
 
     pipeline(my_search)
-    chain(Recall(), KernelsInLibrary(), WeightsAsConstants(), Search(my_search), TimeWhole(),
+    chain(Recall(), KernelsInLibrary(), HowToCompile(), Search(my_search), TimeWhole(),
           Refine())
 """
 
@@ -30,7 +30,7 @@ from xrl_jax.search.base import (
     unpriced,
 )
 from xrl_jax.search.refine import Refine
-from xrl_jax.search.stages import KernelsInLibrary, Recall, Search, SearchAlone, WeightsAsConstants
+from xrl_jax.search.stages import HowToCompile, KernelsInLibrary, Recall, Search, SearchAlone
 from xrl_jax.search.time_whole import TimeWhole
 
 _LEAST_SECONDS = 1e-3  # given to a stage when no time is left: it returns the known results
@@ -94,7 +94,7 @@ def pipeline(search: Strategy, *, uses_engine: bool = True) -> Strategy:
     return chain(
         Recall(),
         KernelsInLibrary(),
-        WeightsAsConstants(),
+        HowToCompile(),
         Search(search, uses_engine=uses_engine),
         TimeWhole(),
         Refine(),
@@ -108,7 +108,7 @@ def alone(search: Strategy, *, uses_engine: bool = True) -> Strategy:
     Args:
       uses_engine: see `Search`.
     """
-    return chain(WeightsAsConstants(), SearchAlone(search, uses_engine=uses_engine), TimeWhole())
+    return chain(HowToCompile(), SearchAlone(search, uses_engine=uses_engine), TimeWhole())
 
 
 def name_of(strategy: Strategy) -> str:

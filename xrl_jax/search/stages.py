@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import jax
 
-from xrl_jax.cost.programs import choose_constants
+from xrl_jax.cost.programs import choose_constants, choose_options
 from xrl_jax.libraries.registry import calling
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.search.base import (
@@ -62,9 +62,9 @@ class KernelsInLibrary:
 
 
 @dataclass(frozen=True)
-class WeightsAsConstants:
-    """Stage that decides whether weights are constants of compiled code, by timing the original
-    both ways.
+class HowToCompile:
+    """Stage that decides whether weights are constants of compiled code, and under which compile
+    options operators are priced, by timing the original in each way.
 
     Attributes:
       least_seconds: with less time the original is not timed if another program is known, except
@@ -78,6 +78,7 @@ class WeightsAsConstants:
         short = budget.seconds < self.least_seconds and _known(problem)
         if not found.interrupted and (not short or problem.recalled is not None):
             choose_constants(problem.oracle, problem.program)
+            choose_options(problem.oracle, problem.program)
         return found
 
 
