@@ -131,15 +131,28 @@ def test_short_functions_are_called_several_times_per_turn():
     assert calls_per_turn(0.0, 1e-3) == 1000
 
 
+class Waited:
+    """A result that notes in `events` when it is waited for."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+        events.append("called")
+
+    def block_until_ready(self) -> None:
+        self.events.append("waited")
+
+
 def test_every_call_is_waited_for():
-    waits = []
+    events: list[str] = []
+    call_seconds(lambda: {"out": Waited(events)}, calls=3)
+    assert events == ["called", "waited"] * 3
 
-    class Result:
-        def block_until_ready(self) -> None:
-            waits.append("waited")
 
-    call_seconds(lambda: {"out": Result()}, calls=3)
-    assert waits == ["waited"] * 3
+def test_a_gpu_gets_eight_calls_before_the_host_waits(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    events: list[str] = []
+    call_seconds(lambda: Waited(events), calls=10)
+    assert events == ["called"] * 8 + ["waited"] * 8 + ["called"] * 2 + ["waited"] * 2
 
 
 def called_order(seed: int) -> list[str]:

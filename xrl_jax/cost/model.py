@@ -301,7 +301,7 @@ class Oracle:
         """
         # Increase the number when the timing method or the code that programs compile to changes:
         # timings taken for less time, cold, or of an older back end must not decide.
-        key = timing_key([], (), extra=["against 7", str(turn), job.key, reference.key])
+        key = timing_key([], (), extra=["against 8", str(turn), job.key, reference.key])
         timing = self.store.get([key]).get(key)
         if timing is not None:
             self.spending.from_store += 1
