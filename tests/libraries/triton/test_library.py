@@ -1,8 +1,9 @@
-"""Attention as a lowering of products: on GPUs only, found from any program."""
+"""Kernels of Triton as a lowering of products: on GPUs only, found from any program."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from tests.libraries.triton.spellings import SPELLINGS
 from xrl_jax import from_jax
 from xrl_jax.backends.hoist import split
 from xrl_jax.cost.programs import WITHOUT_TRYING, program_job
-from xrl_jax.graph.graph import Node, nodes_of
+from xrl_jax.graph.graph import Node, build, nodes_of
 from xrl_jax.language.rule_files import available_rules, standard_rules
 from xrl_jax.libraries.base import CustomCall
 from xrl_jax.libraries.triton.library import CALLS, LIBRARY
@@ -59,11 +60,11 @@ def h200() -> Iterator[Predictor]:
         yield predictor
 
 
-def test_products_of_a_batch_may_be_in_triton_on_a_gpu() -> None:
-    for shapes, expected in ((((2, 3, 4), (2, 4, 5)), True), (((3, 4), (4, 5)), False)):
+def test_products_may_be_in_triton_on_a_gpu() -> None:
+    for shapes in (((2, 3, 4), (2, 4, 5)), ((3, 4), (4, 5))):
         program = from_jax(lambda x, y: x @ y, *map(jnp.ones, shapes))
         args = tuple(Node("input", shape=s, ref=i) for i, s in enumerate(shapes))
-        assert (TRITON in applicable(dot_of(program), args)) == expected
+        assert TRITON in applicable(dot_of(program), args)
     assert is_available("dot", TRITON, "gpu") and not is_available("dot", TRITON, "cpu")
 
 
@@ -115,6 +116,12 @@ def test_a_kernel_is_timed_together_with_one_on_its_result() -> None:
     assert pair is not None and pair.shape == x.shape
 
 
+def test_a_product_of_matrices_is_timed_alone() -> None:
+    x, y = jnp.ones((4, 8)), jnp.ones((8, 16))
+    dot = dot_of(from_jax(lambda x, y: x @ y, x, y))
+    assert CALLS.pair(dot, jnp.matmul, x, y) is None
+
+
 NO_SPILLS = ("xla_gpu_fail_ptx_compilation_on_register_spilling", "true")
 
 
@@ -156,3 +163,40 @@ def test_no_register_is_spilled(
     (timing,) = h200.submit([job])
     assert timing.status == "ok", timing.error
     assert timing.kernels["attention"] == 1
+
+
+def layer(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x @ w + b, approximate=False)
+
+
+def all_in_triton(program: Program) -> Program:
+    (graph,) = program.graphs
+    nodes, outputs, _ = nodes_of(graph)
+    new = [replace(n, lowering=TRITON) if n.op == "dot" else n for n in nodes]
+    return program.with_graphs([build(new, outputs)])
+
+
+def test_a_layer_computes_the_same_on_a_cpu() -> None:
+    args = [jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(32, 8), (8, 9), (9,)])]
+    program = all_in_triton(from_jax(layer, *args))
+    with making_for("gpu"):
+        assert "pallas_call" in jaxpr_for_gpu(program)
+        (found,) = jax.jit(lambda *a: evaluate(program, 0, a))(*args)
+    np.testing.assert_allclose(found, layer(*args), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not COMPILER_FOLDER.is_dir(), reason="JAX's plugin for CUDA is not installed")
+@pytest.mark.parametrize(
+    ("rows", "columns", "summed", "dtype"),
+    [(128, 3072, 768, "float32"), (577, 200, 77, "float16"), (4096, 4096, 4096, "bfloat16")],
+)
+def test_a_layer_is_one_kernel_on_a_gpu(
+    h200: Predictor, rows: int, columns: int, summed: int, dtype: str
+) -> None:
+    shapes = (rows, summed), (summed, columns), (columns,)
+    program = all_in_triton(from_jax(layer, *(jnp.ones(s, dtype) for s in shapes)))
+    with making_for("gpu"):
+        job = program_job(program, (*WITHOUT_TRYING, NO_SPILLS))
+    (timing,) = h200.submit([job])
+    assert timing.status == "ok", timing.error
+    assert timing.kernels == {"product": 1, "all": 1, "graphs": 1, "outside graphs": 0}

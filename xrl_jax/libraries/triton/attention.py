@@ -15,35 +15,16 @@ from typing import Any
 
 from jax.extend.core import Literal
 
-from xrl_jax.graph.equations import variables
 from xrl_jax.libraries.triton import strided, tile
+from xrl_jax.libraries.triton.following import axes_of, others_fit
 from xrl_jax.libraries.triton.naming import Sizes
 from xrl_jax.libraries.triton.operands import Jaxpr, Operand
-from xrl_jax.libraries.triton.product import product_p
-from xrl_jax.libraries.triton.strided import Axis, View
+from xrl_jax.libraries.triton.product import MOST_ELEMENTS, Part, is_possible, parts, product_p
+from xrl_jax.libraries.triton.strided import Axis
 
 # Operators that move all elements.
 _PERMUTATIONS = ("reshape", "squeeze", "expand_dims", "transpose")
-_FLOATS = ("float32", "float16", "bfloat16")
 _MOST_FEATURES = 256  # of a key or a value
-_MOST_ELEMENTS = 1 << 31  # positions are 32-bit integers
-_PRESETS = (  # products in Triton as XLA computes them
-    "DEFAULT TF32_TF32_F32 TF32_TF32_F32_X3 F32_F32_F32 F16_F16_F32 BF16_BF16_F32 "
-    "BF16_BF16_F32_X3 BF16_BF16_F32_X6 BF16_BF16_F32_X9"
-).split()
-
-
-@dataclass(frozen=True)
-class Part:
-    """The axes of one operand of a product, by what they are in a kernel.
-
-    Attributes:
-      batch, free, summed: indices of axes, in the order in which they count.
-    """
-
-    batch: tuple[int, ...]
-    free: tuple[int, ...]
-    summed: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -89,6 +70,12 @@ class Attention:
     replaced: tuple[Any, ...]
 
     @property
+    def arguments(self) -> list[Any]:
+        """The variables of all arrays that the kernel reads."""
+        operands = (self.queries, self.keys, self.values, *self.others.values())
+        return list(dict.fromkeys(root for operand in operands for root in operand.roots))
+
+    @property
     def dtype(self) -> Any:
         """The dtype of queries and keys as they are multiplied."""
         return self.scores.invars[0].aval.dtype
@@ -106,10 +93,10 @@ def find(jaxpr: Jaxpr, product: Any) -> Attention | None:
 def _found(jaxpr: Jaxpr, product: Any, side: int) -> Attention | None:
     """Return the attention whose rows are this operand of the product."""
     rows = product.invars[side]
-    if isinstance(rows, Literal) or not _is_possible(product):
+    if isinstance(rows, Literal) or not is_possible(product):
         return None
     scores = _scores(jaxpr, rows)
-    if scores is None or not _is_possible(scores):
+    if scores is None or not is_possible(scores):
         return None
     shape = scores.outvars[0].aval.shape
     left, right = parts(scores)
@@ -126,7 +113,7 @@ def _found(jaxpr: Jaxpr, product: Any, side: int) -> Attention | None:
     equations, others = between
     for columns_first in (False, True):
         row_axis, column_axis = (seconds, firsts) if columns_first else (firsts, seconds)
-        axes = _axes(scores, equations, column_axis)
+        axes = axes_of(scores, equations, column_axis)
         if axes is None:
             continue
         at = axes[rows]
@@ -186,29 +173,6 @@ def _count(variable: Any, axes: Sequence[int]) -> int:
     return math.prod(variable.aval.shape[d] for d in axes)
 
 
-def parts(product: Any) -> tuple[Part, Part]:
-    """Return the axes of both operands of a product."""
-    summed, batch = product.params["dimension_numbers"]
-
-    def part(side: int) -> Part:
-        rank = len(product.invars[side].aval.shape)
-        taken = (*summed[side], *batch[side])
-        free = tuple(d for d in range(rank) if d not in taken)
-        return Part(tuple(batch[side]), free, tuple(summed[side]))
-
-    return part(0), part(1)
-
-
-def _is_possible(product: Any) -> bool:
-    """Return whether a kernel can compute a marked product as XLA would."""
-    if product.primitive is not product_p or any(isinstance(v, Literal) for v in product.invars):
-        return False
-    dtypes = {str(v.aval.dtype) for v in product.invars}
-    out, precision = product.outvars[0].aval, product.params["precision"]
-    known = precision is None or isinstance(precision, tuple) or precision.name in _PRESETS
-    return len(dtypes) == 1 and dtypes <= set(_FLOATS) and str(out.dtype) in _FLOATS and known
-
-
 def _scores(jaxpr: Jaxpr, rows: Any) -> Any | None:
     """Return the one product that a value is computed from by operators on tiles."""
     found: dict[Any, Any] = {}  # products by their results
@@ -254,44 +218,6 @@ def _between(jaxpr: Jaxpr, scores: Any, rows: Any) -> tuple[tuple[Any, ...], lis
     return order, [v for v in read if v not in inside]
 
 
-def _axes(
-    scores: Any, equations: Sequence[Any], columns: Axis
-) -> dict[Any, tuple[Axis, ...]] | None:
-    """Return the axes of all values between as positions in the flat scores; None if one of them
-    is not computed row by row.
-    """
-    start = scores.outvars[0]
-    axes = {start: strided.row_major(start.aval.shape).axes}
-    for e in equations:
-        name, (out,) = e.primitive.name, e.outvars
-        inside = [axes[v] for v in e.invars if not isinstance(v, Literal) and v in axes]
-        if name in tile.MOVES:
-            view = strided.viewed(View(inside[0]), e)
-            made = None if view is None else view.axes
-        elif name in tile.REDUCTIONS:
-            reduced = e.params["axes"]
-            along = strided.joined([inside[0][d] for d in reduced])
-            kept = tuple(a for d, a in enumerate(inside[0]) if d not in reduced)
-            made = kept if along == columns else None
-        else:
-            made = _merged(inside)
-        if made is None:
-            return None
-        axes[out] = made
-    return axes
-
-
-def _merged(values: Sequence[tuple[Axis, ...]]) -> tuple[Axis, ...] | None:
-    """Return the axes of an elementwise result; None if operands differ in what an axis is."""
-    merged = []
-    for same in zip(*values, strict=True):
-        kinds = {a for a in same if any(p.stride for p in a)}
-        if len(kinds) > 1:
-            return None
-        merged.append(kinds.pop() if kinds else same[0])
-    return tuple(merged)
-
-
 def _result(jaxpr: Jaxpr, product: Any) -> tuple[Any, tuple[Axis, ...], list[Any]]:
     """Return what a product's result is moved to before it is read, its axes as positions in the
     product, and the equations that move it.
@@ -312,19 +238,12 @@ def _fits(found: Attention) -> bool:
     """Return whether one multiprocessor can hold what a kernel needs, and it is known what the
     elements of all operands belong to.
     """
-    for e in found.between:
-        if e.primitive.name in tile.MOVES:
-            continue
-        for v in variables(e.invars):
-            if v in found.others and v.aval.shape:
-                at, view = found.axes[e.outvars[0]], found.others[v].view
-                for known, own in zip(at, view.axes, strict=bool(view.axes)):
-                    if any(p.stride for p in own) and not all(p.stride for p in known):
-                        return False
+    if not others_fit(found.between, found.others, found.axes):
+        return False
     operands = (found.queries, found.keys, found.values)
     if any(isinstance(operand.root, Literal) for operand in operands):
         return False
     arrays = [v for o in (*operands, *found.others.values()) for v in o.roots]
-    if any(math.prod(v.aval.shape) >= _MOST_ELEMENTS for v in (*arrays, found.result)):
+    if any(math.prod(v.aval.shape) >= MOST_ELEMENTS for v in (*arrays, found.result)):
         return False
     return min(found.sizes) > 0 and max(found.sizes.summed, found.sizes.features) <= _MOST_FEATURES

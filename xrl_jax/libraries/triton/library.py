@@ -1,4 +1,6 @@
-"""Kernels that Pallas writes and Triton compiles, for NVIDIA GPUs: attention."""
+"""Kernels that Pallas writes and Triton compiles, for NVIDIA GPUs: attention, and products of
+matrices with what follows them.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ from xrl_jax.libraries.xla.plain import accumulator, dot, dot_dims, number
 from xrl_jax.runtime.target_platform import target_platform
 
 _NAME = "triton"
-_CODE_VERSION = 1  # version of the kernels, to be raised where their timings change
+_CODE_VERSION = 2  # version of the kernels, to be raised where their timings change
 _TARGETS = ["__gpu$xla.gpu.triton", "triton_kernel_call_ffi"]  # of versions of jaxlib
 # Operators that a kernel computes on the scores between two products.
 _JOINING = (
     "add sub mul div max min neg abs square exp tanh logistic sqrt rsqrt integer_pow select eq ne "
-    "gt ge lt le cast broadcast softmax reduce_sum reduce_max reduce_min"
+    "gt ge lt le erf erfc cast broadcast softmax reduce_sum reduce_max reduce_min"
 ).split()
 _JOINS = np.array([n in _JOINING for n in ops.OP_NAMES])
 
@@ -57,7 +59,11 @@ class _Calls(Calls):
     def pair(
         self, node: Node, lowered: Callable[..., jax.Array], *arrays: jax.Array
     ) -> jax.Array | None:
-        """Multiply the result [.., M, N] by the right argument [.., K, N] again."""
+        """Multiply the result [.., M, N] by the right argument [.., K, N] again; a product without
+        a batch is a kernel on its own.
+        """
+        if not dot_dims(node)[1][0]:
+            return None
         result, (_, rhs) = lowered(*arrays), arrays
         (_, summed), (_, batch) = dot_dims(node)
         free = tuple(d for d in range(rhs.ndim) if d not in (*summed, *batch))
@@ -99,14 +105,14 @@ class Triton(Library):
         row = dot_lowering(
             _NAME,
             _dot,
-            lambda d: ~d.without_batch,
             platforms=("gpu",),
             source="FlashAttention (Dao et al. 2022)",
         )
         return {"dot": (row,)}
 
     def preferred(self, node: Node, args: Sequence[Node]) -> Sequence[str]:
-        return (_NAME,)
+        # In a network of matrices XLA's own products are as fast, but for their epilogues.
+        return (_NAME,) if node.op == "dot" and dot_dims(node)[1][0] else ()
 
     def calls(self) -> Calls | None:
         return CALLS

@@ -5,7 +5,7 @@ and biases that are applied on the way.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -69,6 +69,10 @@ class Jaxpr:
     def give(self, variable: Any) -> None:
         """Regard a variable as one that no equation makes, as a kernel will make it."""
         self.producer.pop(variable, None)
+
+    def keep(self, variables: Iterable[Any]) -> None:
+        """Regard variables as results: a kernel reads them."""
+        self.returned.update(variables)
 
     def view(
         self, variable: Any, shape: Sequence[int] | None = None, moves: Sequence[Any] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,10 +13,14 @@ from jax import lax
 
 from xrl_jax.graph import equations
 from xrl_jax.graph.equations import read, variables
-from xrl_jax.libraries.triton.attention import Attention, Jaxpr, find
-from xrl_jax.libraries.triton.kernel import arguments_of, attend
+from xrl_jax.libraries.triton.attend import attend
+from xrl_jax.libraries.triton.attention import Attention, find
+from xrl_jax.libraries.triton.epilogue import ProductAndEpilogue, find_epilogue
+from xrl_jax.libraries.triton.multiply import multiply
+from xrl_jax.libraries.triton.operands import Jaxpr
 from xrl_jax.libraries.triton.product import product_p
 
+Kernel = Attention | ProductAndEpilogue
 _INTERPRETED: ContextVar[bool] = ContextVar("interpreted", default=False)
 
 
@@ -30,7 +35,9 @@ def interpreted() -> Iterator[None]:
 
 
 def partitioned(closed: Any) -> Any:
-    """Return the closed jaxpr with every attention as one kernel."""
+    """Return the closed jaxpr with every attention, and every marked product of matrices, as one
+    kernel.
+    """
     jaxpr, interpret = closed.jaxpr, _INTERPRETED.get()
     kernels, replaced = _kernels(jaxpr)
     if not kernels:
@@ -51,32 +58,41 @@ def partitioned(closed: Any) -> Any:
     return jax.make_jaxpr(run)(*avals)
 
 
-def _kernels(jaxpr: Any) -> tuple[dict[int, Attention], set[int]]:
+def _kernels(jaxpr: Any) -> tuple[dict[int, Kernel], set[int]]:
     """Return the kernels by the equation in whose place they are, and all equations that they
     replace, by identity.
     """
     marked = [e for e in jaxpr.eqns if e.primitive is product_p]
-    kernels: dict[int, Attention] = {}
+    kernels: dict[int, Kernel] = {}
     replaced: set[int] = set()
-    if len(marked) < 2:
+    if not marked:
         return kernels, replaced
     indexed = Jaxpr(jaxpr)
-    for e in marked:
-        kernel = find(indexed, e)
+
+    def take(kernel: Kernel | None, place: Any) -> None:
         if kernel is not None and replaced.isdisjoint(map(id, kernel.replaced)):
-            kernels[id(e)] = kernel
+            kernels[id(place)] = kernel
             replaced.update(map(id, kernel.replaced))
             indexed.give(kernel.result)
+            indexed.keep(kernel.arguments)
+
+    for e in marked:
+        take(find(indexed, e), e)
+    for e in marked:
+        if id(e) not in replaced:
+            product = find_epilogue(indexed, e)
+            take(product, None if product is None else product.replaced[-1])
     return kernels, replaced
 
 
-def _run(kernel: Attention, env: Mapping[Any, Any], interpret: bool) -> jax.Array:
+def _run(kernel: Kernel, env: Mapping[Any, Any], interpret: bool) -> jax.Array:
     """Return the kernel's result; where the code is then compiled for another platform, that of
     the equations.
     """
-    arrays = [env[v] for v in arguments_of(kernel)]
+    compute = partial(attend if isinstance(kernel, Attention) else multiply, kernel)
+    arrays = [env[v] for v in kernel.arguments]
     if interpret:
-        return attend(kernel, *arrays, interpret=True)
+        return compute(*arrays, interpret=True)
     made = {v for e in kernel.replaced for v in e.outvars}
     read_by = dict.fromkeys(v for e in kernel.replaced for v in variables(e.invars))
     outer = [v for v in read_by if v not in made]
@@ -89,6 +105,6 @@ def _run(kernel: Attention, env: Mapping[Any, Any], interpret: bool) -> jax.Arra
     return lax.platform_dependent(
         arrays,
         [env[v] for v in outer],
-        cuda=lambda arrays, _: attend(kernel, *arrays),
+        cuda=lambda arrays, _: compute(*arrays),
         default=by_equations,
     )

@@ -12,17 +12,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from xrl_jax.libraries.triton.error_function import erf, erfc
+
 MOVES = ("reshape", "squeeze", "expand_dims", "transpose", "broadcast_in_dim")
 # Reductions, and what they start from.
 START = {"reduce_max": -math.inf, "reduce_min": math.inf, "reduce_sum": 0.0}
-# Elementwise operators that Pallas lowers to Triton. Erf is not among them.
+# Elementwise operators that Pallas lowers to Triton, and two that it does not.
 _ARITHMETIC = (
     "add sub mul div neg abs sign max min square integer_pow sqrt rsqrt exp exp2 log log1p expm1 "
-    "tanh logistic sin cos floor ceil"
+    "tanh logistic sin cos floor ceil erf erfc"
 ).split()
 _LOGIC = (
     "eq ne lt le gt ge and or not is_finite select_n convert_element_type copy stop_gradient"
 ).split()
+_OWN = {"erf": erf, "erfc": erfc}
 REDUCTIONS = tuple(START)
 DTYPES = ("float32", "float16", "bfloat16", "bool", "int32", "int8")
 
@@ -53,6 +56,8 @@ def evaluate(equation: Any, operands: list[jax.Array]) -> jax.Array:
     operands = list(jnp.broadcast_arrays(*operands))
     if name in ("max", "min"):
         return combined(name, *operands).astype(dtype)
+    if name in _OWN:
+        return _OWN[name](*operands).astype(dtype)
     if name == "is_finite":
         return jnp.abs(_wide(operands[0])) < jnp.inf
     out = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(params))

@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from xrl_jax.libraries.triton.naming import Work, work_in
+from xrl_jax.libraries.triton.naming import ProductWork, Work, product_work_in, work_in
 from xrl_jax.measure.gpu.hlo import Instruction, Module, Shape
 
 _THUNK = re.compile(r"^( *)(\d+): k(\w+)")
@@ -34,6 +34,8 @@ class Product:
       batch, m, n, k: there are `batch` products of [m, k] and [k, n].
       dtype: the type in which the hardware multiplies, as a key of `Gpu.rates`.
       passes: how many products of that type make one.
+      tile: rows and columns that a multiprocessor computes at a time, without splitting the summed
+        dimension; None where the library chooses.
     """
 
     batch: int
@@ -42,6 +44,7 @@ class Product:
     k: int
     dtype: str
     passes: int = 1
+    tile: tuple[int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +142,8 @@ def _kernel(module: Module, kind: str, name: str, times: int, graph: int) -> Ker
         what, products = "product", (_dot(module, dot),)
     elif instruction.opcode == "custom-call" and (own := work_in(instruction.rest)):
         what, products = "attention", _attention(own)
+    elif instruction.opcode == "custom-call" and (own := product_work_in(instruction.rest)):
+        what, products = "product", (_own_product(own),)
     elif kind in _COPIES:
         what = "copy"
     elif kind not in _FUSIONS:
@@ -152,6 +157,11 @@ def _attention(work: Work) -> tuple[Product, ...]:
     batch, rows, columns, summed, features = work.sizes
     scores = Product(batch, rows, columns, summed, work.dtype)
     return (*[scores] * work.times, Product(batch, rows, features, columns, work.dtype))
+
+
+def _own_product(work: ProductWork) -> Product:
+    tile = work.tile_rows, work.tile_columns
+    return Product(1, work.rows, work.columns, work.summed, work.dtype, tile=tile)
 
 
 def _is_scratch(shape: Shape) -> bool:

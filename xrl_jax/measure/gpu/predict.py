@@ -44,6 +44,8 @@ def _product_seconds(product: Product, gpu: Gpu) -> float:
         each = math.ceil(product.k / split / _STEP) * step
         return math.ceil(tiles / gpu.cores) * each + _SPLIT_SECONDS * (split > 1)
 
+    if product.tile is not None:
+        return min(seconds(tile, 1) for tile in _TILES if tile[:2] == product.tile)
     return min(seconds(tile, split) for tile in _TILES for split in _SPLITS)
 
 

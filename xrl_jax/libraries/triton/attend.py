@@ -22,13 +22,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jax.extend.core import Literal
 
 from xrl_jax.graph.equations import variables
-from xrl_jax.libraries.triton import strided, tile
-from xrl_jax.libraries.triton.attention import Attention, Operand, Part
+from xrl_jax.libraries.triton import tile
+from xrl_jax.libraries.triton.attention import Attention
 from xrl_jax.libraries.triton.naming import Work, name_of
-from xrl_jax.libraries.triton.positions import Numbers, Space, both, digits
+from xrl_jax.libraries.triton.positions import Numbers, Space, both
+from xrl_jax.libraries.triton.product import multiplied_in
+from xrl_jax.libraries.triton.reading import operand_tile, product_tile
+from xrl_jax.libraries.triton.values import Values
 
 _LEAST_BLOCK = 16  # of a product in Triton
 _MOST_ROWS = 64  # of a tile
@@ -85,26 +87,20 @@ def blocks_of(found: Attention) -> Blocks:
     return Blocks(rows, columns, summed, features, -(-sizes.columns // columns), aligned)
 
 
-def arguments_of(found: Attention) -> list[Any]:
-    """Return the variables that `attend` takes the values of."""
-    operands = (found.queries, found.keys, found.values, *found.others.values())
-    return list(dict.fromkeys(root for operand in operands for root in operand.roots))
-
-
 def attend(found: Attention, *arrays: jax.Array, interpret: bool = False) -> jax.Array:
     """Return the result of an attention.
 
     Args:
-      arrays: the values of `arguments_of`.
+      arrays: the values of `found.arguments`.
       interpret: run on any platform, as JAX.
     """
     out, blocks = found.result.aval, blocks_of(found)
     passes = passes_of(found)
     times = 1 if blocks.chunks == 1 else len(passes) + 1
-    name = name_of(Work(found.sizes, times, _multiplied_in(found)))
+    name = name_of(Work(found.sizes, times, multiplied_in(found.scores)))
 
     def body(*refs: Any) -> None:
-        inputs = dict(zip(arguments_of(found), refs[:-1], strict=True))
+        inputs = dict(zip(found.arguments, refs[:-1], strict=True))
         _Program(found, blocks, inputs).run(passes, refs[-1])
 
     body.__name__ = name
@@ -137,14 +133,6 @@ def passes_of(found: Attention) -> list[list[Any]]:
     return passes
 
 
-def _multiplied_in(found: Attention) -> str:
-    """Return the type in which the hardware multiplies."""
-    precision = str(found.scores.params["precision"])
-    dtype = str(found.dtype)
-    exact = "HIGHEST" in precision or "F32_F32_F32" in precision
-    return "tf32" if dtype == "float32" and not exact else dtype
-
-
 class _Program:
     """A program of the kernel: a tile of rows of one element of the batch.
 
@@ -170,8 +158,8 @@ class _Program:
         scores = self.scores(0)
         self.value_batch = scores.along(found.batch_order)
         self.result_row = scores.along(found.row_order)
-        self.queries = self.operand(
-            found.queries, found.query_part, self.batch, self.row, self.summed
+        self.queries = operand_tile(
+            inputs, found.queries, found.query_part, self.batch, self.row, self.summed
         )
 
     def scores(self, columns: Any) -> Space:
@@ -229,41 +217,6 @@ class _Program:
             place = jnp.where(mask, place, math.prod(found.result.aval.shape))
         triton.store(output.at[place], result.astype(found.result.aval.dtype), mask=mask)
 
-    def operand(
-        self, operand: Operand, part: Part, batch: Any, free: Numbers, summed: Numbers
-    ) -> jax.Array:
-        """Return a tile of an operand of a product; what does not exist is 0."""
-        axes = operand.view.axes
-        each: list[Any] = [0] * len(axes)
-        for which, flat in (
-            (part.batch, batch),
-            (part.free, free.values),
-            (part.summed, summed.values),
-        ):
-            own = digits(flat, [strided.size_of(axes[d]) for d in which])
-            for d, index in zip(which, own, strict=True):
-                each[d] = index
-        shape = jnp.broadcast_shapes(free.values.shape, summed.values.shape)
-        mask = both(free.exist, summed.exist)
-
-        def read(of: Operand) -> jax.Array:
-            if isinstance(of.root, Literal):
-                return _literal(of.root)
-            place = of.view.start + strided.offset(of.view.axes, each if of.view.axes else ())
-            return _load(self.inputs[of.root], jnp.broadcast_to(place, shape), mask)
-
-        found = read(operand)
-        for step in operand.steps:
-            given = {v: read(other) for v, other in step.others.items()}
-            operands = [
-                _literal(v) if isinstance(v, Literal) else given.get(v, found)
-                for v in step.equation.invars
-            ]
-            found = tile.evaluate(step.equation, operands)
-        if operand.steps and mask is not None:
-            found = jnp.where(mask, found, jnp.zeros((), found.dtype))
-        return found
-
 
 class _Chunk:
     """A tile of scores and what is computed from it.
@@ -274,90 +227,50 @@ class _Chunk:
     """
 
     def __init__(self, program: _Program, first: Any, known: dict[Any, jax.Array]) -> None:
-        self.program, self.known = program, known
+        self.program = program
         found, blocks = program.found, program.blocks
         count, size = blocks.columns, found.sizes.columns
         padded = size % count != 0
         self.column = Numbers(first, count, size, 1, padded=padded)
         self.key = Numbers(first, count, size, 0, padded=padded)
-        self.space = program.scores(self.column.values)
-        keys = program.operand(found.keys, found.key_part, program.batch, self.key, program.summed)
-        scores = _product(found.scores, program.queries, keys, 1)
-        out = found.scores.outvars[0].aval
-        self.values = {found.scores.outvars[0]: scores.astype(out.dtype)}
-        self.producer = {e.outvars[0]: e for e in found.between}
-
-    def value(self, variable: Any) -> jax.Array:
-        """Return the tile of a variable between the products."""
-        if variable in self.known:
-            return self.known[variable]
-        if variable not in self.values:
-            equation = self.producer[variable]
-            self.values[variable] = tile.evaluate(
-                equation, [self._operand(equation, v) for v in equation.invars]
-            )
-        return self.values[variable]
+        keys = operand_tile(
+            program.inputs, found.keys, found.key_part, program.batch, self.key, program.summed
+        )
+        scores = product_tile(found.scores, program.queries, keys, 1)
+        out = found.scores.outvars[0]
+        space, exist = program.scores(self.column.values), (program.row.exist, self.column.exist)
+        self.values = Values(
+            found.between,
+            found.others,
+            found.axes,
+            program.inputs,
+            space,
+            exist,
+            (out, scores.astype(out.aval.dtype)),
+            known,
+        )
 
     def reduced(self, equation: Any) -> jax.Array:
         """Return the reduction of the chunk's columns, [rows, 1], in float32."""
         tiles = jnp.broadcast_to(
-            self.value(equation.invars[0]), (self.program.blocks.rows, self.program.blocks.columns)
+            self.values.of(equation.invars[0]),
+            (self.program.blocks.rows, self.program.blocks.columns),
         )
         return tile.reduced(equation.primitive.name, tiles, self.column.exist)
 
     def result(self) -> jax.Array:
         """Return the chunk's part of the result, in float32."""
         program, found = self.program, self.program.found
-        weights = self.value(found.rows)
+        weights = self.values.of(found.rows)
         weights = jnp.broadcast_to(weights, (program.blocks.rows, program.blocks.columns))
         if self.column.exist is not None:
             weights = jnp.where(self.column.exist, weights, jnp.zeros((), weights.dtype))
-        values = program.operand(
-            found.values, found.value_part, program.value_batch, program.feature, self.key
+        values = operand_tile(
+            program.inputs,
+            found.values,
+            found.value_part,
+            program.value_batch,
+            program.feature,
+            self.key,
         )
-        return _product(found.product, weights, values, 0)
-
-    def _operand(self, equation: Any, v: Any) -> jax.Array:
-        program = self.program
-        if isinstance(v, Literal):
-            return _literal(v)
-        if v not in program.found.others:
-            return self.value(v)
-        root, view = program.found.others[v].root, program.found.others[v].view
-        if isinstance(root, Literal):
-            return _literal(root)
-        axes = program.found.axes[equation.outvars[0]] if view.axes else ()
-        # Where nothing depends on a row or column, there is nothing to mask for it.
-        each = [
-            self.space.along(axis) if any(p.stride for p in own) else 0
-            for axis, own in zip(axes, view.axes, strict=True)
-        ]
-        place = jnp.asarray(view.start + strided.offset(view.axes, each), jnp.int32)
-        sides = (program.row.exist, self.column.exist)
-        masks = [m for s, m in enumerate(sides) if place.ndim == 2 and place.shape[s] > 1]
-        return _load(program.inputs[root], place, both(*masks))
-
-
-def _product(product: Any, left: jax.Array, right: jax.Array, summed: int) -> jax.Array:
-    """Return a product of tiles in float32, summed over axis 1 of the left one and `summed` of the
-    right one.
-    """
-    return lax.dot_general(
-        left,
-        right,
-        (((1,), (summed,)), ((), ())),
-        precision=product.params["precision"],
-        preferred_element_type=jnp.float32,
-    )
-
-
-def _literal(v: Any) -> jax.Array:
-    return jnp.asarray(v.val, v.aval.dtype)
-
-
-def _load(ref: Any, place: Any, mask: jax.Array | None) -> jax.Array:
-    """Return the elements at flat positions; 0 where the mask does not hold."""
-    if mask is None:
-        return triton.load(ref.at[place])
-    place, mask = jnp.broadcast_arrays(place, mask)
-    return triton.load(ref.at[place], mask=mask, other=0)
+        return product_tile(found.product, weights, values, 0)
