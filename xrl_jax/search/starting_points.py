@@ -15,6 +15,7 @@ Where a library runs many kernels in one call, one starting point has all kernel
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -145,15 +146,36 @@ def _share_on_weights(program: Program, costs: CostTable) -> float:
     return there / max(total, 1e-12)
 
 
+def _after_macros(
+    rules: CompiledRules,
+    costs: CostTable,
+    clock: Stopwatch,
+    start: StartingPoint,
+    *macros: MacroAction,
+) -> tuple[StartingPoint, list[int]]:
+    """Return the starting point after the macro-actions, and the number of steps of each."""
+    space = Space(rules, jnp.asarray(start.program.digests()))
+    graphs, steps, taken = {}, list(start.steps), [0] * len(macros)
+    for index, graph in enumerate(in_one_bucket(start.program)):
+        reached: Reached = (space.start(graph, costs), [])
+        for n, macro in enumerate(macros):
+            before = len(reached[1])
+            reached = run_macro(space, reached, index, costs, macro, clock)
+            taken[n] += len(reached[1]) - before
+        graphs[index] = reached[0].graph
+        steps += reached[1]
+    return StartingPoint(assemble(start.program, graphs), tuple(steps)), taken
+
+
 def starting_points(
     program: Program, rules: CompiledRules, costs: CostTable, clock: Stopwatch
 ) -> list[StartingPoint]:
     """Return the programs from which a search may begin, the most promising first.
 
-    These are the program with all kernels in the library, with convolutions features last, with
-    products with weights features first (transposes remain only where nothing cancels them), and
-    without a conversion; all have scales and shifts folded. A conversion is left out where it
-    changes or gains nothing, or where its rules are switched off.
+    These are the program with siblings merged (on GPUs), with all kernels in the library, with
+    convolutions features last, with products with weights features first (transposes remain only
+    where nothing cancels them), and without a conversion; all have scales and shifts folded. A
+    conversion is left out where it changes or gains nothing, or where its rules are switched off.
     """
     # Before folding, vectors are brought unbroadcast to the operators that add them or multiply by
     # them. Folding then moves what is added or multiplied after an operator into its weights.
@@ -169,27 +191,14 @@ def starting_points(
     absorb_rules = in_role(rules, "absorb-transpose")
     store_rules = variants_where(rules, lambda r: r.lowering == _STORED_BY_OUTPUT)
 
-    def apply_macros(start: StartingPoint, *macros: MacroAction) -> tuple[StartingPoint, list[int]]:
-        """Return the starting point after the macro-actions, and the number of steps of each."""
-        space = Space(rules, jnp.asarray(start.program.digests()))
-        graphs, steps, taken = {}, list(start.steps), [0] * len(macros)
-        for index, graph in enumerate(in_one_bucket(start.program)):
-            reached: Reached = (space.start(graph, costs), [])
-            for n, macro in enumerate(macros):
-                before = len(reached[1])
-                reached = run_macro(space, reached, index, costs, macro, clock)
-                taken[n] += len(reached[1]) - before
-            graphs[index] = reached[0].graph
-            steps += reached[1]
-        return StartingPoint(assemble(start.program, graphs), tuple(steps)), taken
-
+    apply_macros = partial(_after_macros, rules, costs, clock)
     library = costs.sharing.library  # its kernels are lowerings of this name
     library_rules = variants_where(
         rules, lambda r: r.lowering is not None and r.lowering[1] == library
     )
     fold = MacroAction(prepare_rules), MacroAction(fold_rules, gain=True)
     kernels_last = MacroAction(library_rules, gain=True)
-    found, merged_points = list[StartingPoint](), list[StartingPoint]()
+    found = []
     folded, _ = apply_macros(StartingPoint(program), *fold)
     in_lib, steps = in_library(
         folded.program, rules.rules, None if library is None else by_name(library)
@@ -223,9 +232,9 @@ def starting_points(
     unconverted, _ = apply_macros(folded, kernels_last)
     if costs.sharing.loops[ops.OPS["slice"].code]:  # where cutting a result costs next to nothing
         # What reads the slices is joined before the next pair is merged: it fits two slices only.
-        merge = MacroAction(in_role(rules, "merge-siblings"), gain=True, passes=1)
+        # Costs do not decide: rates that were fitted to small kernels overestimate a larger one.
+        merge = MacroAction(in_role(rules, "merge-siblings"), passes=1)
         join = MacroAction(in_role(rules, "join-slices", "sink-broadcast"))
-        for point in (*found, unconverted):
-            merged, taken = apply_macros(point, *(merge, join) * _DOUBLINGS)
-            merged_points += [merged] if taken[0] else []
-    return [*merged_points, *found, unconverted]
+        merged, taken = apply_macros(unconverted, *(merge, join) * _DOUBLINGS)
+        found = [merged, *found] if taken[0] else found
+    return [*found, unconverted]

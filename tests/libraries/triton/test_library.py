@@ -26,7 +26,7 @@ from xrl_jax.program.program import Program, evaluate
 from xrl_jax.runtime.target_platform import making_for
 from xrl_jax.search.in_library import in_library
 
-TRITON = number_of("dot", "triton")
+TRITON, MATRICES = (number_of("dot", name) for name in ("triton", "triton_matrices"))
 SHAPES = [(1, 24, 4, 16)] * 3
 
 
@@ -61,15 +61,16 @@ def h200() -> Iterator[Predictor]:
 
 
 def test_products_may_be_in_triton_on_a_gpu() -> None:
-    for shapes in (((2, 3, 4), (2, 4, 5)), ((3, 4), (4, 5))):
+    for shapes, lowering in ((((2, 3, 4), (2, 4, 5)), TRITON), (((3, 4), (4, 5)), MATRICES)):
         program = from_jax(lambda x, y: x @ y, *map(jnp.ones, shapes))
         args = tuple(Node("input", shape=s, ref=i) for i, s in enumerate(shapes))
-        assert TRITON in applicable(dot_of(program), args)
-    assert is_available("dot", TRITON, "gpu") and not is_available("dot", TRITON, "cpu")
+        assert {TRITON, MATRICES} & set(applicable(dot_of(program), args)) == {lowering}
+    for lowering in (TRITON, MATRICES):
+        assert is_available("dot", lowering, "gpu") and not is_available("dot", lowering, "cpu")
 
 
-def test_it_is_the_last_lowering_of_products() -> None:
-    assert [r.name for r in LOWERINGS["dot"]][-1] == "triton"
+def test_they_are_the_last_lowerings_of_products() -> None:
+    assert [r.name for r in LOWERINGS["dot"]][-2:] == ["triton", "triton_matrices"]
 
 
 def test_a_program_for_gpus_has_the_kernel_and_one_for_cpus_does_not() -> None:
@@ -172,7 +173,7 @@ def layer(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
 def all_in_triton(program: Program) -> Program:
     (graph,) = program.graphs
     nodes, outputs, _ = nodes_of(graph)
-    new = [replace(n, lowering=TRITON) if n.op == "dot" else n for n in nodes]
+    new = [replace(n, lowering=MATRICES) if n.op == "dot" else n for n in nodes]
     return program.with_graphs([build(new, outputs)])
 
 

@@ -102,17 +102,27 @@ class Triton(Library):
         return f"{_NAME} {_CODE_VERSION}"
 
     def lowerings(self) -> Mapping[str, tuple[Lowering, ...]]:
-        row = dot_lowering(
+        attention = dot_lowering(
             _NAME,
             _dot,
-            platforms=("gpu",),
+            lambda d: ~d.without_batch,
+            platforms=self.platforms,
             source="FlashAttention (Dao et al. 2022)",
         )
-        return {"dot": (row,)}
+        matrices = dot_lowering(
+            f"{_NAME}_matrices",
+            _dot,
+            "without_batch",
+            platforms=self.platforms,
+            source="XLA gap: GELU is a kernel of its own",
+        )
+        return {"dot": (attention, matrices)}
 
     def preferred(self, node: Node, args: Sequence[Node]) -> Sequence[str]:
-        # In a network of matrices XLA's own products are as fast, but for their epilogues.
-        return (_NAME,) if node.op == "dot" and dot_dims(node)[1][0] else ()
+        return (_NAME,)
+
+    def priors(self, platform: str) -> Mapping[tuple[str, int], str]:
+        return {("dot", 0): f"{_NAME}_matrices 0.9"} if platform == "gpu" else {}
 
     def calls(self) -> Calls | None:
         return CALLS
