@@ -84,7 +84,8 @@ def find_epilogue(jaxpr: Jaxpr, product: Any) -> ProductAndEpilogue | None:
     sizes = Sizes(rows, columns, math.prod(shapes[0][d] for d in left.summed))
     if left.batch or rows < _FEWEST_ROWS or min(sizes) < 1:
         return None
-    operands = [jaxpr.operand(v) for v in product.invars]
+    left_operand, right_operand = map(jaxpr.operand, product.invars)
+    operands = left_operand, right_operand
     for after in _epilogues(jaxpr, product):
         found = _with_epilogue(jaxpr, product, after, operands, (left, right), sizes)
         if found is not None:
@@ -128,7 +129,7 @@ def _with_epilogue(
     jaxpr: Jaxpr,
     product: Any,
     after: Sequence[Any],
-    operands: Sequence[Operand],
+    operands: tuple[Operand, Operand],
     sides: tuple[Part, Part],
     sizes: Sizes,
 ) -> ProductAndEpilogue | None:
@@ -143,8 +144,9 @@ def _with_epilogue(
     if any(isinstance(o.root, Literal) for o in operands):
         return None
     result = after[-1].outvars[0] if after else product.outvars[0]
+    (left, right), (left_part, right_part) = operands, sides
     found = ProductAndEpilogue(
-        product, tuple(after), *operands, *sides, others, axes, sizes, result
+        product, tuple(after), left, right, left_part, right_part, others, axes, sizes, result
     )
     each_once = all(p.stride for axis in found.result_axes for p in axis)
     arrays = [*found.arguments, result]

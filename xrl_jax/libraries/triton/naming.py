@@ -82,4 +82,5 @@ def product_work_in(text: str) -> ProductWork | None:
     if found is None:
         return None
     *sizes, dtype = found.groups()
-    return ProductWork(*map(int, sizes), dtype)
+    rows, columns, summed, tile_rows, tile_columns = map(int, sizes)
+    return ProductWork(rows, columns, summed, tile_rows, tile_columns, dtype)
