@@ -13,7 +13,7 @@ import pytest
 
 import xrl_jax
 from tests.libraries.triton.spellings import SPELLINGS
-from tests.libraries.triton.test_library import in_triton
+from tests.libraries.triton.test_library import all_in_triton, in_triton, layer
 from xrl_jax import Budget, from_jax
 from xrl_jax.accept.accuracy import relative_error
 from xrl_jax.backends.fast import Fast
@@ -65,6 +65,24 @@ def test_attention_is_saved_and_loaded(tmp_path: Path) -> None:
     fast.save(tmp_path / "attention.xrl")
     loaded = xrl_jax.load(tmp_path / "attention.xrl")
     np.testing.assert_array_equal(loaded(*args), fast(*args))
+
+
+def test_a_product_and_its_epilogue_are_right() -> None:
+    args = random(((128, 768), (768, 3072), (3072,)))
+    fast = Fast(all_in_triton(from_jax(layer, *args)), layer)
+    assert "product_" in str(jax.jit(fast).lower(*args).compile().as_text())
+    exact = in_float64(layer, *args)
+    own = relative_error(np.asarray(layer(*args)), exact)
+    assert relative_error(np.asarray(fast(*args)), exact) <= max(4 * own, _TF32)
+
+
+def test_outside_of_its_domain_the_program_runs_the_original() -> None:
+    v, w, x = random(CONVOLUTIONS)
+    program = from_jax(convolutions, v, w, x, weights=(0, 1))
+    fast = Fast(program, convolutions, domain=(None, None, 9.0), options=IN_ONE_GRAPH)
+    for image in (x, x.at[0, 3, 5, 5].set(jnp.nan), x * 1e20, x):
+        expected = np.asarray(jax.jit(convolutions)(v, w, image))
+        np.testing.assert_allclose(np.asarray(fast(v, w, image)), expected, rtol=1e-2, atol=_TF32)
 
 
 def test_the_same_function_runs_on_the_cpu_beside_the_gpu() -> None:

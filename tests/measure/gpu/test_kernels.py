@@ -146,6 +146,22 @@ metadata={op_name="jit(f)/attention_2x4x8x16x32_1_tf32/pallas_call"}
     assert found.products == (Product(2, 4, 8, 16, "tf32"), Product(2, 4, 32, 8, "tf32"))
 
 
+def test_a_product_is_known_by_the_name_of_its_kernel() -> None:
+    text = """\
+ENTRY %m (x.1: f32[800], w.1: f32[1600]) -> f32[2048] {
+  %x.1 = f32[800]{0} parameter(0)
+  %w.1 = f32[1600]{0} parameter(1)
+  ROOT %call.1 = f32[2048]{0} custom-call(%x.1, %w.1), \
+custom_call_target="__gpu$xla.gpu.triton", \
+metadata={op_name="jit(f)/product_32x64x25_32x32_tf32/pallas_call"}
+}
+"""
+    of = metadata((1, "call.1", "kCustomKernel"))
+    (found,) = read_kernels(read_module(text), "001: kCustomKernel [] call", of)
+    assert found.kind == "product"
+    assert found.products == (Product(1, 32, 64, 25, "tf32", tile=(32, 32)),)
+
+
 def test_a_library_of_another_kind_is_a_call() -> None:
     text = "ENTRY %m (x.1: f32[8]) -> c64[5] {\n  %x.1 = f32[8]{0} parameter(0)\n"
     text += "  ROOT %fft.1 = c64[5]{0} fft(%x.1), fft_type=RFFT, fft_length={8}\n}\n"

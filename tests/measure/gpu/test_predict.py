@@ -47,6 +47,11 @@ def test_parts_of_a_long_sum_are_computed_side_by_side() -> None:
     assert kernel_seconds(product(32, 32, 32 * 80), H200) == pytest.approx(2.5e-6 + 2e-6)
 
 
+def test_a_kernel_with_a_tile_of_its_own_splits_no_sum() -> None:
+    own = Kernel("p", "product", 0, products=(Product(1, 32, 32, 32 * 80, "tf32", tile=(32, 32)),))
+    assert kernel_seconds(own, H200) == pytest.approx(2.5e-6 + 8e-6)
+
+
 def test_xla_predicts_loops() -> None:
     assert kernel_seconds(Kernel("l", "loop", 10**6, xla_seconds=3e-6), H200) == 3e-6
 
