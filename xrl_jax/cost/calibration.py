@@ -64,13 +64,14 @@ def calibrate(
     """Fit rates to timings, class by class; the result does not depend on their order, to the last
     bit.
 
-    A class with few samples keeps its rates. For classes that compute (conv, dot) the flop rate is
-    the quantile `config.peak` of the rates that its samples reach. For the others an overhead and a
-    bandwidth are fitted; for elementwise loops the overhead is per pass, of which an addition has
-    three. A lowering that was timed gets the median of its multiples of this roofline; one that was
-    timed only in the other layout gets the median of those; any other gets its `prior` multiple of
-    the plain lowering's, as far as timings of other kinds agree (`_with_untimed`). The estimates of
-    all but the plain lowering are optimistic.
+    A class with few samples keeps its rates. For classes that compute (conv, dot) the flop rate
+    is the quantile `config.peak` of the rates that its samples reach, without its overhead. For
+    the others an overhead and a bandwidth are fitted; for elementwise loops the overhead is per
+    pass, of which an addition has three. A lowering that was timed gets the median of its
+    multiples of this roofline; one that was timed only in the other layout gets the median of
+    those; any other gets its `prior` multiple of the plain lowering's, as far as timings of
+    other kinds agree (`_with_untimed`). The estimates of all but the plain lowering are
+    optimistic.
     """
     samples = sorted(samples)
     flop_rate, bandwidth = dict(rates.flop_rate), dict(rates.bandwidth)
@@ -80,7 +81,10 @@ def calibrate(
         if len(mine) < config.fewest_samples:
             continue
         if c in ("conv", "dot"):
-            flop_rate[c] = float(np.quantile([s.flops / s.seconds for s in mine], config.peak))
+            # Without the overhead, or small kernels would make a large one look slow.
+            net = [s.seconds - min(overhead[c], 0.5 * s.seconds) for s in mine]
+            reached = [s.flops / t for s, t in zip(mine, net, strict=True)]
+            flop_rate[c] = float(np.quantile(reached, config.peak))
             continue
         start, bandwidth[c] = _line(mine)
         if c == "elementwise":
