@@ -108,7 +108,8 @@ def timed_by(oracle: Oracle, programs: Sequence[Program]) -> RelativeTime:
     """
 
     originals = {id(p): p for p in programs}
-    references = {i: program_job(p, constants=oracle.constants) for i, p in originals.items()}
+    how = {"options": oracle.options, "constants": oracle.constants}
+    references = {i: program_job(p, **how) for i, p in originals.items()}
     # By original and program key.
     known = {(i, program_key(p)): 1.0 for i, p in originals.items()}
 
@@ -117,7 +118,7 @@ def timed_by(oracle: Oracle, programs: Sequence[Program]) -> RelativeTime:
         now = split_union(programs[index], state.graph, state.owner)
         place = original, program_key(now)
         if place not in known:
-            job, relative = job_or_failure(now, (), constants=oracle.constants), None
+            job, relative = job_or_failure(now, **how), None
             if isinstance(job, Job):  # else a lowering cannot be traced
                 relative = oracle.time_against(job, references[original]).relative
             known[place] = float("nan") if relative is None else relative

@@ -329,7 +329,8 @@ class Rounds:
                 break
             key, found = chosen
             del self.waiting[key]
-            job = job_or_failure(found.program, (), constants=self.oracle.constants)
+            oracle = self.oracle
+            job = job_or_failure(found.program, oracle.options, constants=oracle.constants)
             failed = isinstance(job, Timing)
             timing = job if failed else self.oracle.time_against(job, self.reference)
             self.timings[key] = timing

@@ -89,7 +89,8 @@ def _run_rounds(search: Rounds, key: jax.Array, *, time_programs: bool) -> tuple
             run.start((1.0,), (search.predicted(),))
             run.report("measured the original")
             if time_programs:
-                job = job_or_failure(original.program, (), constants=search.oracle.constants)
+                oracle = search.oracle
+                job = job_or_failure(original.program, oracle.options, constants=oracle.constants)
                 search.reference = job if isinstance(job, Job) else None
             explored, anew = 0, itertools.cycle(search.starts)
             while not run.out_of_budget():

@@ -163,7 +163,8 @@ class Screening:
         return probe._replace(saved=probe.saved / places * runs)
 
     def _timed(self, after: Program, before: Program) -> Probe:
-        jobs = [program_job(p, constants=self._oracle.constants) for p in (after, before)]
+        how = {"options": self._oracle.options, "constants": self._oracle.constants}
+        jobs = [program_job(p, **how) for p in (after, before)]
         timing = self._oracle.time_against(
             *jobs,
             seconds_per_job=self._config.probe_seconds,
