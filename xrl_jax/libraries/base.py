@@ -165,6 +165,7 @@ class Lowering:
       platforms: JAX platforms that it exists on; () for all.
       without_library: if its library is missing, `fn` is lax code and still worth trying.
       rounds: how `fn` rounds its operands, if it does; such a row is chosen only under a tolerance.
+      alone: it becomes a call without other kernels, even if its library's kernels share calls.
     """
 
     name: str
@@ -179,6 +180,7 @@ class Lowering:
     platforms: tuple[str, ...] = ()
     without_library: bool = False
     rounds: Rounding | None = None
+    alone: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.when, tuple):

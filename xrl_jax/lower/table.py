@@ -165,7 +165,9 @@ def is_available(op: str, lowering: int, platform: str) -> bool:
 def shares_calls(op: str, lowering: int, library: Library | None) -> bool:
     """Return whether a lowering becomes part of a call of this library with several operators."""
     rows = _ROWS[op]
-    return lowering < len(rows) and rows[lowering].library is library
+    if lowering >= len(rows) or rows[lowering].library is not library:
+        return False
+    return not rows[lowering].lowering.alone
 
 
 def absorbs(node: Node, args: tuple[Node, ...]) -> bool:

@@ -116,6 +116,7 @@ class Triton(Library):
             lambda d: d.without_batch & (d.rows >= FEWEST_ROWS),
             platforms=self.platforms,
             source="XLA gap: GELU is a kernel of its own",
+            alone=True,
         )
         return {"dot": (attention, matrices)}
 
