@@ -25,7 +25,7 @@ from xrl_jax.frontends.callbacks import (
 )
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.language.rule import Rule
-from xrl_jax.language.rule_files import available_rules, select_rules
+from xrl_jax.language.rule_files import available_rules, select_rules, standard_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.store import STORE_FILE, TimingStore, default_cache_dir
@@ -93,6 +93,8 @@ def _task(
 ) -> _Task:
     """Return the task; `settings` are its fields of the same names."""
     strategy = find_strategy(search)
+    # A slip is reported before anything is traced.
+    select_rules(standard_rules(settings["assume"], bounded=True), rules)
     given = fn if isinstance(fn, Program) else from_jax(fn, *example_args, weights=weights)
     original = _to_run(given, fn, example_args, weights)
     platform = jax.default_backend()

@@ -61,8 +61,8 @@ def h200() -> Iterator[Predictor]:
 
 
 def test_products_may_be_in_triton_on_a_gpu() -> None:
-    batch, matrices, few_rows = ((2, 3, 4), (2, 4, 5)), ((17, 4), (4, 5)), ((16, 4), (4, 5))
-    for shapes, expected in ((batch, {TRITON}), (matrices, {MATRICES}), (few_rows, set())):
+    batch, matrices = ((2, 3, 4), (2, 4, 5)), ((3, 4), (4, 5))
+    for shapes, expected in ((batch, {TRITON}), (matrices, {MATRICES})):
         program = from_jax(lambda x, y: x @ y, *map(jnp.ones, shapes))
         args = tuple(Node("input", shape=s, ref=i) for i, s in enumerate(shapes))
         assert {TRITON, MATRICES} & set(applicable(dot_of(program), args)) == expected

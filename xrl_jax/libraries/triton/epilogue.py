@@ -18,8 +18,6 @@ from xrl_jax.libraries.triton.operands import Jaxpr, Operand
 from xrl_jax.libraries.triton.product import MOST_ELEMENTS, Part, is_possible, parts
 from xrl_jax.libraries.triton.strided import Axis
 
-FEWEST_ROWS = 17  # for fewer, a product reads its weight once and does little else
-
 
 class Sizes(NamedTuple):
     """The sizes of a product: [rows, summed] times [summed, columns]."""
@@ -82,7 +80,7 @@ def find_epilogue(jaxpr: Jaxpr, product: Any) -> ProductAndEpilogue | None:
         for shape, part in zip(shapes, (left, right), strict=True)
     )
     sizes = Sizes(rows, columns, math.prod(shapes[0][d] for d in left.summed))
-    if left.batch or rows < FEWEST_ROWS or min(sizes) < 1:
+    if left.batch or min(sizes) < 1:
         return None
     left_operand, right_operand = map(jaxpr.operand, product.invars)
     operands = left_operand, right_operand

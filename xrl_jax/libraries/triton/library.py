@@ -16,7 +16,6 @@ from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node
 from xrl_jax.libraries.base import CallCosts, Calls, CustomCall, Library, Lowering
 from xrl_jax.libraries.triton import partition
-from xrl_jax.libraries.triton.epilogue import FEWEST_ROWS
 from xrl_jax.libraries.triton.product import product
 from xrl_jax.libraries.xla.dot import dot_lowering
 from xrl_jax.libraries.xla.plain import accumulator, dot, dot_dims, number
@@ -113,7 +112,7 @@ class Triton(Library):
         matrices = dot_lowering(
             f"{_NAME}_matrices",
             _dot,
-            lambda d: d.without_batch & (d.rows >= FEWEST_ROWS),
+            "without_batch",
             platforms=self.platforms,
             source="XLA gap: GELU is a kernel of its own",
             alone=True,

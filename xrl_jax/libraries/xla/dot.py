@@ -195,13 +195,6 @@ class DotFacts(Facts):
         return self._counts["rhs_batch"] == 0
 
     @cached_property
-    def rows(self) -> Any:
-        """The rows of a product without a batch, in float32."""
-        free = self.view.arg_ranks[0] - self._counts["lhs_contract"]
-        sizes = (self.xp.where(i < free, self.view.shape[i], 1) for i in range(ops.MAX_RANK))
-        return self.product(*sizes)
-
-    @cached_property
     def ends_in_columns(self) -> Any:
         """Whether the result is [.., N] without a batch, N being one axis of the right argument."""
         batch = self._counts["rhs_batch"]
