@@ -102,7 +102,7 @@ def load_policy(path: str | os.PathLike[str] | None = None) -> Policy:
       PolicyError: the file is damaged, of another kind, or of another version.
       OSError: it cannot be read.
     """
-    path, values = path or shipped(), None
+    path = path or shipped()
     try:
         values: Any = serialization.msgpack_restore(Path(path).read_bytes())
         version, seen = values["format"], tuple(values["seen"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+from xrl_jax.libraries.cephes import ERFC_FAR, ERFC_NEAR
 from xrl_jax.libraries.onednn.code import BOOLS, INTEGERS, SUFFIX, VECTOR, WIDTH, Code, constant
 from xrl_jax.libraries.onednn.spec import (
     COMPARISONS,
@@ -221,7 +222,7 @@ def _erfc_far(out: Code, a: str) -> str:
     """Return erfc of values from 1 on: e^-x^2 / x times a polynomial in 1 / x^2."""
     q = _div(out, constant(1.0), a)
     y = _mul(out, q, q)
-    p = _less(out, a, constant(2.0), _polynomial(out, y, _ERFC), _polynomial(out, y, _ERFC_FAR))
+    p = _less(out, a, constant(2.0), _polynomial(out, y, ERFC_NEAR), _polynomial(out, y, ERFC_FAR))
     e = _exp(out, _neg(out, _mul(out, a, a)))
     return _mul(out, _mul(out, e, q), p)
 
@@ -249,27 +250,6 @@ _ERF = (
     1.128358514861418e-1,
     -3.761262582423300e-1,
     1.128379165726710e0,
-)
-_ERFC = (
-    2.326819970068386e-2,
-    -1.387039388740657e-1,
-    3.687424674597105e-1,
-    -5.824733027278666e-1,
-    6.210004621745983e-1,
-    -4.944515323274145e-1,
-    3.404879937665872e-1,
-    -2.741127028184656e-1,
-    5.638259427386472e-1,
-)
-_ERFC_FAR = (
-    -1.047766399936249e1,
-    1.297719955372516e1,
-    -7.495518717768503e0,
-    2.921019019210786e0,
-    -1.015265279202700e0,
-    4.218463358204948e-1,
-    -2.820767439740514e-1,
-    5.641895067754075e-1,
 )
 
 

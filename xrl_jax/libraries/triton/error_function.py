@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from xrl_jax.libraries.cephes import ERFC_FAR, ERFC_NEAR
+
 _LIMIT = 3.832506856900711  # beyond it erf rounds to 1
 _ERF_ABOVE = (
     0.00022905065861350646,
@@ -27,27 +29,6 @@ _ERF_BELOW = (
     0.49746925110067538,
     1.0,
 )
-_ERFC_NEAR = (  # from 1 to 2
-    2.326819970068386e-2,
-    -1.387039388740657e-1,
-    3.687424674597105e-1,
-    -5.824733027278666e-1,
-    6.210004621745983e-1,
-    -4.944515323274145e-1,
-    3.404879937665872e-1,
-    -2.741127028184656e-1,
-    5.638259427386472e-1,
-)
-_ERFC_FAR = (
-    -1.047766399936249e1,
-    1.297719955372516e1,
-    -7.495518717768503,
-    2.921019019210786,
-    -1.015265279202700,
-    4.218463358204948e-1,
-    -2.820767439740514e-1,
-    5.641895067754075e-1,
-)
 
 
 def erf(x: jax.Array) -> jax.Array:
@@ -63,7 +44,7 @@ def erfc(x: jax.Array) -> jax.Array:
     size = jnp.abs(x)
     inverse = 1.0 / size
     z = inverse * inverse
-    factor = jnp.where(size < 2.0, _polynomial(z, _ERFC_NEAR), _polynomial(z, _ERFC_FAR))
+    factor = jnp.where(size < 2.0, _polynomial(z, ERFC_NEAR), _polynomial(z, ERFC_FAR))
     tail = jnp.exp(-x * x) * inverse * factor
     return jnp.where(size > 1.0, jnp.where(x < 0.0, 2.0 - tail, tail), 1.0 - erf(x))
 
