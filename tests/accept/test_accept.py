@@ -357,6 +357,26 @@ def test_if_a_lowering_is_wrong_outside_its_domain_the_correct_one_is_tried(time
     assert all(name_of(n) != "dense" for n in nodes_of(found.candidate.program.graph)[0])
 
 
+def test_rules_for_finite_operands_make_no_program_with_others(times):
+    """exp overflows for operands that are inside of any domain; tanh(exp(x)) is finite again."""
+    times(seconds={OPTIMISED: 0.5})
+    bounded = frozenset({"rule"})
+
+    def same(w, x):
+        return jnp.tanh(2 * (x @ w))
+
+    def with_exp(w, x):
+        return 1 - 2 / (1 + jnp.exp(4 * (x @ w)))
+
+    program = from_jax(same, W, X, weights=(0,))
+    other = from_jax(with_exp, W, X, weights=(0,))
+    found = accepted([finalist(program)], program, bounded_rules=bounded)
+    assert found.used and found.domain == (None, 4.0)
+    assert accepted([finalist(other)], program).used
+    found = accepted([finalist(other)], program, bounded_rules=bounded)
+    assert not found.used and "operands that may not be finite" in found.reason
+
+
 def test_the_final_timing_runs_without_a_fake():
     found = accepted([finalist()], seconds=lambda: 0.05)
     assert found.optimised.repeats >= 7 and 0.0 < found.optimised.seconds < 1.0

@@ -116,9 +116,13 @@ def rules_for(program: Program, assume: tuple[str, ...], platform: str) -> tuple
     On GPUs these include the rules that assume finite operands, if the program has no others inside
     of a domain: such rules pad kernels with zeros, and there a launch costs more than that.
     """
-    reading = _reading_finite(program) if platform == "gpu" else []
+    return standard_rules(assume, bounded=platform == "gpu" and keeps_finite(program))
+
+
+def keeps_finite(program: Program) -> bool:
+    """Return whether all operands of a program are finite inside of a domain."""
     n_nodes = [len(nodes_of(g)[0]) for g in program.graphs]
-    return standard_rules(assume, bounded=[len(r) for r in reading] == n_nodes)
+    return [len(reading) for reading in _reading_finite(program)] == n_nodes
 
 
 def bounded_rules(rules: Sequence[Rule], assume: tuple[str, ...]) -> frozenset[str]:
