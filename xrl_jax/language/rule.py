@@ -54,12 +54,15 @@ class Var:
 
 @dataclass(frozen=True)
 class Pattern:
-    """An operator with sub-patterns; `attrs` are (field, number or name) pairs."""
+    """An operator with sub-patterns; `attrs` are (field, number or name) pairs. `value` is that of
+    a number in a pattern of terms.
+    """
 
     op: str
     args: tuple[Pattern | Var, ...]
     attrs: tuple[tuple[str, int | str], ...] = ()
     name: str = ""
+    value: float | None = None
 
 
 @dataclass(frozen=True)

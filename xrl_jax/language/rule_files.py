@@ -14,14 +14,17 @@ from functools import cache
 from pathlib import Path
 
 from xrl_jax.language.lowering_rules import lowering_rules
+from xrl_jax.language.macros import Macros
 from xrl_jax.language.rule import ASSUMPTIONS, Rule
-from xrl_jax.language.rule_parser import Macros, parse_rules
+from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.language.sexpr import RuleError
+from xrl_jax.language.terms import Language, parse_language
 from xrl_jax.lower.table import is_available, number_of
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PRELUDE = "prelude.rules"
 _SUFFIX = ".rules"
+_LANGUAGES = "languages"
 
 
 def rules_folder() -> Path:
@@ -76,6 +79,23 @@ def load_rules(path_or_text: str | os.PathLike[str]) -> tuple[Rule, ...]:
         rules += parse_rules(file.read_text(encoding="utf-8"), file.name, _prelude())[0]
     _distinct(rules)
     return tuple(rules)
+
+
+def load_language(name_or_path: str | os.PathLike[str]) -> Language:
+    """Load a language of terms: one that comes with the project, "math" or "prop", or a file.
+
+    Raises:
+      RuleError: a form is refused; the message has file, line and column of the culprit.
+      FileNotFoundError: there is no such language or file.
+    """
+    folder = rules_folder() / _LANGUAGES
+    path = Path(name_or_path)
+    if not path.is_file():
+        path = folder / f"{name_or_path}{_SUFFIX}"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in folder.glob(f"*{_SUFFIX}")))
+        raise FileNotFoundError(f"no language file {name_or_path} (languages: {known})")
+    return parse_language(path.read_text(encoding="utf-8"), path.name)
 
 
 def _distinct(rules: Sequence[Rule]) -> None:

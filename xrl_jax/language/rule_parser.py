@@ -29,11 +29,12 @@ which replaces `$OP`, inside of names too. Every variable on the right must be b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from xrl_jax.graph import ops
 from xrl_jax.language import bytecode
 from xrl_jax.language.dtype_names import CODES, FIELD, code_of, with_codes
+from xrl_jax.language.macros import Macros, define, expand, repeated
 from xrl_jax.language.rule import (
     EVIDENCE,
     ROLES,
@@ -44,10 +45,19 @@ from xrl_jax.language.rule import (
     Var,
     pattern_text,
 )
-from xrl_jax.language.sexpr import Atom, Place, RuleError, SExpr, SList, integer, read
+from xrl_jax.language.sexpr import (
+    Atom,
+    Place,
+    RuleError,
+    SExpr,
+    SList,
+    integer,
+    number,
+    read,
+    symbol,
+)
+from xrl_jax.language.vocabulary import ANY, LEAVES, NUMBER, TENSORS, Vocabulary, check_guard
 from xrl_jax.lower.table import number_of
-
-Macros = Mapping[str, tuple[tuple[str, ...], SExpr]]
 
 
 def parse_rules(
@@ -63,14 +73,14 @@ def parse_rules(
     """
     known = dict(macros or {})
     rules: list[Rule] = []
-    for form in _repeated(read(text, file)):
+    for form in repeated(read(text, file)):
         if isinstance(form, Atom):
             raise RuleError(f"expected (rule ...) or (define ...), found {form.text!r}", form.place)
         if form.head == "define":
-            name, params, body = _define(form)
+            name, params, body = define(form)
             known[name] = (params, body)
         elif form.head == "rule":
-            rule = _Parser(known).rule(form)
+            rule = parse_rule(form, known)
             if any(r.name == rule.name for r in rules):
                 raise RuleError(f"two rules have the name {rule.name!r}", form.place)
             rules.append(rule)
@@ -81,70 +91,18 @@ def parse_rules(
     return rules, known
 
 
-def _repeated(forms: Sequence[SExpr]) -> Iterator[SExpr]:
-    """Yield the forms with every `(each $OP (NAME ...) FORM ...)` expanded."""
-    for form in forms:
-        if not isinstance(form, SList) or form.head != "each":
-            yield form
-            continue
-        if (
-            len(form.items) < 4
-            or not isinstance(form.items[2], SList)
-            or not _symbol(form.items[1]).startswith("$")
-        ):
-            raise RuleError("a repetition must be (each $OP (NAME ...) FORM ...)", form.place)
-        for name in form.items[2].items:
-            yield from _repeated(
-                [_fill(f, _symbol(form.items[1]), _symbol(name)) for f in form.items[3:]]
-            )
+def parse_rule(
+    form: SList, macros: Macros, vocabulary: Vocabulary = TENSORS, *, source: str = ""
+) -> Rule:
+    """Parse one rule.
 
+    Args:
+      source: that of a rule which names none.
 
-def _fill(e: SExpr, name: str, by: str) -> SExpr:
-    if isinstance(e, Atom):
-        return Atom(e.text.replace(name, by), e.place, e.quoted)
-    return SList(tuple(_fill(i, name, by) for i in e.items), e.place)
-
-
-def _define(form: SList) -> tuple[str, tuple[str, ...], SExpr]:
-    if len(form.items) != 3 or not isinstance(form.items[1], SList) or not form.items[1].head:
-        raise RuleError("a macro must be (define (NAME PARAM ...) EXPRESSION)", form.place)
-    names = [_symbol(i) for i in form.items[1].items]
-    return names[0], tuple(names[1:]), form.items[2]
-
-
-def _is_number(e: SExpr) -> bool:
-    try:
-        float(e.text if isinstance(e, Atom) else "")
-    except ValueError:
-        return False
-    return True
-
-
-def _symbol(e: SExpr) -> str:
-    if not isinstance(e, Atom) or e.quoted:
-        raise RuleError("expected a name", e.place)
-    return e.text
-
-
-def expand(e: SExpr, macros: Macros) -> SExpr:
-    """Return the expression with its macros expanded."""
-    if isinstance(e, Atom):
-        return e
-    items = tuple(expand(i, macros) for i in e.items)
-    if e.head not in macros:
-        return SList(items, e.place)
-    params, body = macros[e.head]
-    if len(items) - 1 != len(params):
-        raise RuleError(
-            f"macro {e.head} takes {len(params)} arguments, got {len(items) - 1}", e.place
-        )
-    return expand(_substitute(body, dict(zip(params, items[1:], strict=True))), macros)
-
-
-def _substitute(e: SExpr, by: Mapping[str, SExpr]) -> SExpr:
-    if isinstance(e, Atom):
-        return by.get(e.text, e)
-    return SList(tuple(_substitute(i, by) for i in e.items), e.place)
+    Raises:
+      RuleError: the rule is refused; the message has line and column of the culprit.
+    """
+    return _Parser(macros, vocabulary).rule(form, source)
 
 
 _CONSTANT = "const NUMBER :dtype-of ?x"
@@ -153,17 +111,18 @@ _CONSTANT = "const NUMBER :dtype-of ?x"
 class _Parser:
     """Parses one rule; `tensors` and `numbers` are the names bound so far."""
 
-    def __init__(self, macros: Macros):
+    def __init__(self, macros: Macros, vocabulary: Vocabulary):
         self.macros = macros
+        self.vocabulary = vocabulary
         self.tensors: set[str] = set()
         self.numbers: set[str] = set()
         self.ops_named: dict[str, str] = {}
 
-    def rule(self, form: SList) -> Rule:
+    def rule(self, form: SList, source: str) -> Rule:
         if len(form.items) < 3:
             raise RuleError("a rule needs a name and clauses", form.place)
-        name = _symbol(form.items[1])
-        single: dict[str, str] = {"family": "", "source": "", "evidence": "float64"}
+        name = symbol(form.items[1])
+        single: dict[str, str] = {"family": "", "source": source, "evidence": "float64"}
         lhs: tuple[Pattern, ...] = ()
         rhs: tuple[Term | Var, ...] = ()
         conditions: list[SExpr] = []
@@ -197,11 +156,11 @@ class _Parser:
                     conditions += [self.expression(e) for e in body]
                 case "let" if len(body) == 2:
                     expression = self.expression(body[1])
-                    lets.append((_symbol(body[0]), expression))
-                    self.numbers.add(_symbol(body[0]))
+                    lets.append((symbol(body[0]), expression))
+                    self.numbers.add(symbol(body[0]))
                 case "node" if len(body) == 2:
-                    nodes.append((_symbol(body[0]), self.root_term(body[1])))
-                    self.tensors.add(_symbol(body[0]))
+                    nodes.append((symbol(body[0]), self.root_term(body[1])))
+                    self.tensors.add(symbol(body[0]))
                 case "rhs" if not rhs:
                     rhs = tuple(self.term(e) for e in body)
                 case _:
@@ -238,18 +197,29 @@ class _Parser:
         )
 
     def one_of(self, known: Sequence[str], e: SExpr, says: str) -> str:
-        if _symbol(e) not in known:
+        if symbol(e) not in known:
             raise RuleError(f"{says} one of {', '.join(known)}", e.place)
-        return _symbol(e)
+        return symbol(e)
 
     def root(self, e: SExpr) -> Pattern:
         pattern = self.pattern(e)
-        if isinstance(pattern, Var):
-            raise RuleError("a root must be an operator, not a variable", e.place)
-        return pattern
+        if isinstance(pattern, Pattern):
+            return pattern
+        if self.vocabulary.of_terms:
+            return Pattern(ANY, (), name=pattern.name)
+        raise RuleError("a root must be an operator, not a variable", e.place)
+
+    def value(self, e: SExpr) -> float | None:
+        """Return the value of a number in a term; None for anything else."""
+        if not self.vocabulary.of_terms or not isinstance(e, Atom):
+            return None
+        return self.vocabulary.constants.get(e.text, number(e))
 
     def pattern(self, e: SExpr) -> Pattern | Var:
-        if _is_number(e) or (isinstance(e, SList) and e.head == "const"):
+        value = self.value(e)
+        if value is not None:
+            return Pattern(NUMBER, (), value=value)
+        if number(e) is not None or (isinstance(e, SList) and e.head == "const"):
             raise RuleError(
                 "match a number by a variable and a condition: ?c and (when (is-value ?c 2))",
                 e.place,
@@ -265,18 +235,18 @@ class _Parser:
         name, attrs = "", []
         for key, value in named:
             if key == "as":
-                name = _symbol(value)
+                name = symbol(value)
                 if name in self.ops_named:
                     raise RuleError(f"two nodes have the name {name!r}", value.place)
                 self.ops_named[name] = spec.name
                 self.tensors.add(name)
                 continue
             self.known_field(spec, key, value)
-            text = _symbol(value)
-            number = CODES.get(text) if key == FIELD else None
-            number = integer(text) if number is None else number
-            attrs.append((key, text if number is None else number))
-            if number is None:
+            text = symbol(value)
+            code = CODES.get(text) if key == FIELD else None
+            code = integer(text) if code is None else code
+            attrs.append((key, text if code is None else code))
+            if code is None:
                 self.numbers.add(text)
         return Pattern(spec.name, args, tuple(attrs), name)
 
@@ -287,7 +257,10 @@ class _Parser:
         return term
 
     def term(self, e: SExpr) -> Term | Var:
-        if _is_number(e):
+        value = self.value(e)
+        if value is not None:
+            return Term(NUMBER, (), value=value)
+        if number(e) is not None:
             raise RuleError(f"write a number as ({_CONSTANT})", e.place)
         if isinstance(e, Atom):
             if e.text not in self.tensors:
@@ -303,19 +276,19 @@ class _Parser:
         like, lowering, attrs = "", "", []
         for key, value in named:
             if key == "like":
-                like = _symbol(value)
+                like = symbol(value)
                 if like not in self.ops_named:
                     raise RuleError(
                         f":like {like!r}: no node of the left-hand side has this name", value.place
                     )
-                if ops.OPS[self.ops_named[like]].fields != spec.fields:
+                if self.vocabulary.operators[self.ops_named[like]].fields != spec.fields:
                     raise RuleError(
                         f":like {like!r}: {self.ops_named[like]} and {spec.name} "
                         "differ in attributes",
                         value.place,
                     )
             elif key == "lowering":
-                lowering = _symbol(value)
+                lowering = symbol(value)
                 try:
                     number_of(spec.name, lowering)
                 except KeyError as error:
@@ -331,21 +304,25 @@ class _Parser:
         if len(items) != 4 or not isinstance(items[2], Atom) or items[2].text != ":dtype-of":
             raise RuleError(f"write a number as ({_CONSTANT})", e.place)
         try:
-            value = float(_symbol(items[1]))
+            value = float(symbol(items[1]))
         except ValueError:
-            raise RuleError(f"{_symbol(items[1])!r} is not a number", items[1].place) from None
-        dtype_of = _symbol(items[3])
+            raise RuleError(f"{symbol(items[1])!r} is not a number", items[1].place) from None
+        dtype_of = symbol(items[3])
         if dtype_of not in self.tensors:
             raise RuleError(f"{dtype_of!r} is not bound on the left-hand side", items[3].place)
         return Term("const", (), value=value, dtype_of=dtype_of)
 
     def expression(self, e: SExpr) -> SExpr:
+        if self.vocabulary.of_terms:
+            check_guard(e, self.tensors)
+            return e
         full = with_codes(expand(e, self.macros), self.numbers)
         bytecode.check(full, self.tensors, self.numbers, self.ops_named)
         return full
 
     def call(self, e: SList) -> tuple[ops.OpSpec, list[SExpr], list[tuple[str, SExpr]]]:
-        if e.head not in ops.OPS:
+        operators = self.vocabulary.operators
+        if e.head not in operators or e.head in LEAVES:
             raise RuleError(f"there is no operator {e.head!r}", e.place)
         positional: list[SExpr] = []
         named: list[tuple[str, SExpr]] = []
@@ -358,7 +335,7 @@ class _Parser:
                 named.append((item.text[1:], value))
             else:
                 positional.append(item)
-        return ops.OPS[e.head], positional, named
+        return operators[e.head], positional, named
 
     def arity(self, spec: ops.OpSpec, n: int, e: SList) -> None:
         low, high = spec.arity

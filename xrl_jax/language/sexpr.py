@@ -65,6 +65,25 @@ def integer(text: str) -> int | None:
         return None
 
 
+def number(e: SExpr) -> float | None:
+    """Return the number that an expression denotes; None for other expressions."""
+    try:
+        return float(e.text) if isinstance(e, Atom) and not e.quoted else None
+    except ValueError:
+        return None
+
+
+def symbol(e: SExpr) -> str:
+    """Return the text of a symbol.
+
+    Raises:
+      RuleError: the expression is a list or a string.
+    """
+    if not isinstance(e, Atom) or e.quoted:
+        raise RuleError("expected a name", e.place)
+    return e.text
+
+
 def read(text: str, file: str = "<rules>") -> list[SExpr]:
     """Return all top-level expressions of a text.
 

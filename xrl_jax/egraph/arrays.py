@@ -1,0 +1,244 @@
+"""E-graphs as arrays: classes, hash-consing and rebuilding.
+
+An e-graph holds many programs at once: an e-node is an operator whose arguments are classes, and a
+class is a set of e-nodes that are known to be equal (Willsey et al., POPL 2021). A class has the
+number of its first e-node as its name.
+
+E-nodes lie in a bucket of N slots. Slot 0 is a hole and stands for "no argument", as in tensor
+graphs. New e-nodes are appended; `rebuild` restores the invariants: no two e-nodes are equal, all
+arguments are names of classes, and slots are used without gaps. Everything is in the order of
+slots, so results are the same bit for bit in each run.
+
+Letters: N slots, A arguments, D words of data, H slots of the hash table.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from xrl_jax.graph.hash import fold_words
+
+HOLE = 0
+_LOAD = 4  # slots of the hash table for each slot of the bucket
+
+
+class EGraph(NamedTuple):
+    """An e-graph; see the module's docstring."""
+
+    op: jax.Array  # [N] int32, code of the operator; 0 is a hole
+    args: jax.Array  # [N, A] int32, classes; 0 stands for no argument
+    data: jax.Array  # [N, D] int32, whatever else distinguishes e-nodes
+    parent: jax.Array  # [N] int32, union-find; after `rebuild` the class of each e-node
+    n: jax.Array  # int32, number of slots in use, the hole included
+
+    @property
+    def bucket(self) -> int:
+        return self.op.shape[0]
+
+
+def empty(bucket: int, n_args: int, n_data: int) -> EGraph:
+    """Return an e-graph without e-nodes."""
+    return EGraph(
+        jnp.zeros(bucket, jnp.int32),
+        jnp.zeros((bucket, n_args), jnp.int32),
+        jnp.zeros((bucket, n_data), jnp.int32),
+        jnp.arange(bucket, dtype=jnp.int32),
+        jnp.int32(1),
+    )
+
+
+def grow(graph: EGraph, bucket: int) -> EGraph:
+    """Return the e-graph in a larger bucket."""
+    more = bucket - graph.bucket
+
+    def padded(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, ((0, more), *((0, 0),) * (x.ndim - 1)))
+
+    names = jnp.concatenate([graph.parent, jnp.arange(graph.bucket, bucket, dtype=jnp.int32)])
+    return EGraph(padded(graph.op), padded(graph.args), padded(graph.data), names, graph.n)
+
+
+def counts(graph: EGraph) -> tuple[jax.Array, jax.Array]:
+    """Return the numbers of e-nodes and of classes of a rebuilt e-graph."""
+    live = graph.op != HOLE
+    first = graph.parent == jnp.arange(graph.bucket)
+    return jnp.sum(live), jnp.sum(live & first)
+
+
+def find(parent: jax.Array, classes: jax.Array) -> jax.Array:
+    """Return the names of classes, some of which were united since these were names."""
+
+    def up(names: jax.Array) -> jax.Array:
+        return parent[names]
+
+    return jax.lax.while_loop(lambda x: jnp.any(up(x) != x), up, classes)
+
+
+def unite(parent: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Return the union-find after uniting classes a[i] and b[i] for every i.
+
+    Roots are hooked to the smallest root that they meet, until no pair is apart; then paths are
+    compressed, so that every e-node points at the name of its class.
+    """
+
+    def hook(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+        parent, low, high = carry
+        parent = _compressed(parent.at[high].min(low))
+        a, b = parent[low], parent[high]
+        return parent, jnp.minimum(a, b), jnp.maximum(a, b)
+
+    a, b = find(parent, a), find(parent, b)
+    start = parent, jnp.minimum(a, b), jnp.maximum(a, b)
+    return jax.lax.while_loop(lambda c: jnp.any(c[1] != c[2]), hook, start)[0]
+
+
+def _compressed(parent: jax.Array) -> jax.Array:
+    return jax.lax.while_loop(lambda p: jnp.any(p[p] != p), lambda p: p[p], parent)
+
+
+class Table(NamedTuple):
+    """A hash table of e-nodes, by open addressing."""
+
+    slots: jax.Array  # [H] int32, e-nodes; the bucket's size for a free slot
+
+
+def table_of(graph: EGraph) -> tuple[Table, jax.Array]:
+    """Return the hash table of an e-graph, and for each e-node the first equal one [N]."""
+    return _insert(graph, _no_table(graph), jnp.arange(graph.bucket), graph.op != HOLE)
+
+
+def _no_table(graph: EGraph) -> Table:
+    return Table(jnp.full(_LOAD * graph.bucket, graph.bucket, jnp.int32))
+
+
+def _insert(
+    graph: EGraph, table: Table, nodes: jax.Array, present: jax.Array
+) -> tuple[Table, jax.Array]:
+    """Insert e-nodes [M] that are in their slots already; return the first equal ones [M].
+
+    All probe at once. Whoever finds a free slot claims it, and the smallest claim wins; whoever
+    finds an equal e-node has its answer; the others go on to the next slot.
+    """
+    n, size = graph.bucket, table.slots.shape[0]
+    words = jnp.concatenate(
+        [graph.op[nodes][:, None], graph.args[nodes], graph.data[nodes]], axis=1
+    )
+    start = fold_words(words.astype(jnp.uint32))[:, 0] % jnp.uint32(size)
+
+    def probe(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        slots, at, found, going = carry
+        claim = jnp.where(going & (slots[at] >= n), at, size)
+        slots = slots.at[claim].min(nodes, mode="drop")
+        there = jnp.minimum(slots[at], n - 1)
+        same = (graph.op[there] == graph.op[nodes]) & jnp.all(
+            graph.args[there] == graph.args[nodes], axis=1
+        )
+        same &= jnp.all(graph.data[there] == graph.data[nodes], axis=1)
+        found = jnp.where(going & same, there, found)
+        going &= ~same
+        return slots, jnp.where(going, (at + 1) % size, at), found, going
+
+    begin = table.slots, start.astype(jnp.int32), nodes.astype(jnp.int32), present
+    slots, _, found, _ = jax.lax.while_loop(lambda c: jnp.any(c[3]), probe, begin)
+    return Table(slots), found
+
+
+def add(
+    graph: EGraph,
+    table: Table,
+    op: jax.Array,
+    args: jax.Array,
+    data: jax.Array,
+    present: jax.Array,
+) -> tuple[EGraph, Table, jax.Array, jax.Array]:
+    """Add e-nodes [M] that are not there yet.
+
+    Args:
+      args: [M, A], names of classes.
+      present: [M] bool, those to add.
+
+    Returns:
+      The e-graph and its table; for each e-node its slot, 0 where not present; and whether the
+      bucket is too small (then nothing is added).
+    """
+    n = graph.bucket
+    rank = jnp.cumsum(present, dtype=jnp.int32) - 1
+    place = jnp.where(present, graph.n + rank, n)
+    full = graph.n + jnp.sum(present) > n
+    place = jnp.where(full, n, place)
+    trial = graph._replace(
+        op=graph.op.at[place].set(op, mode="drop"),
+        args=graph.args.at[place].set(args, mode="drop"),
+        data=graph.data.at[place].set(data, mode="drop"),
+    )
+    present &= ~full
+    claimed, found = _insert(trial, table, jnp.minimum(place, n - 1), present)
+    new = present & (found == place)
+    # Only new e-nodes keep a slot: they move to the front of those tried.
+    slot = jnp.where(new, graph.n + jnp.cumsum(new, dtype=jnp.int32) - 1, n)
+    moved = (
+        jnp.arange(n + 1, dtype=jnp.int32).at[jnp.where(new, place, n + 1)].set(slot, mode="drop")
+    )
+    beyond = jnp.arange(n) >= graph.n
+
+    def put(old: jax.Array, values: jax.Array) -> jax.Array:
+        keep = beyond.reshape(-1, *(1,) * (old.ndim - 1))
+        return jnp.where(keep, 0, old).at[slot].set(values, mode="drop")
+
+    grown = EGraph(
+        put(trial.op, op),
+        put(trial.args, args),
+        put(trial.data, data),
+        graph.parent,
+        graph.n + jnp.sum(new, dtype=jnp.int32),
+    )
+    return grown, Table(moved[claimed.slots]), jnp.where(present, moved[found], 0), full
+
+
+def rebuild(graph: EGraph) -> tuple[EGraph, jax.Array]:
+    """Restore the invariants: equal e-nodes become one, and their classes are united.
+
+    Returns:
+      The e-graph, and the new slot of the class of each former slot [N].
+    """
+
+    def once(carry: tuple[EGraph, jax.Array]) -> tuple[EGraph, jax.Array]:
+        graph, _ = carry
+        graph = graph._replace(args=graph.parent[graph.args])
+        _, first = table_of(graph)
+        again = first != jnp.arange(graph.bucket)
+        parent = unite(graph.parent, first, jnp.arange(graph.bucket))
+        op = jnp.where(again, HOLE, graph.op)
+        return graph._replace(op=op, parent=parent), jnp.any(parent != graph.parent)
+
+    parent = _compressed(graph.parent)
+    start = graph._replace(parent=parent), jnp.bool_(True)
+    graph, _ = jax.lax.while_loop(lambda c: c[1], once, start)
+    return compact(graph)
+
+
+def compact(graph: EGraph) -> tuple[EGraph, jax.Array]:
+    """Move e-nodes to the front, and name each class after its first e-node; return the new slot of
+    the class of each former slot [N].
+    """
+    n = graph.bucket
+    live = graph.op != HOLE
+    slot = jnp.where(live, jnp.cumsum(live, dtype=jnp.int32), n)
+    name = jnp.full(n, n, jnp.int32).at[graph.parent].min(slot)
+    name = jnp.where(name < n, name, 0).at[0].set(0)
+    moved = name[graph.parent]
+
+    def put(values: jax.Array, blank: jax.Array) -> jax.Array:
+        return blank.at[slot].set(values, mode="drop", unique_indices=False)
+
+    compacted = EGraph(
+        put(graph.op, jnp.zeros_like(graph.op)),
+        put(moved[graph.args], jnp.zeros_like(graph.args)),
+        put(graph.data, jnp.zeros_like(graph.data)),
+        put(moved, jnp.arange(n, dtype=jnp.int32)),
+        jnp.sum(live, dtype=jnp.int32) + 1,
+    )
+    return compacted, moved

@@ -1,0 +1,66 @@
+"""E-graphs of terms: from expressions, and back to text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.egraph import arrays
+from xrl_jax.egraph.arrays import EGraph
+from xrl_jax.egraph.patterns import bits_of
+from xrl_jax.egraph.term_step import NUMBER, SYMBOL
+from xrl_jax.language.terms import MAX_ARITY, Expression, Language
+
+
+class Terms(NamedTuple):
+    """E-nodes of expressions on the host: equal subterms once, arguments before their readers."""
+
+    nodes: tuple[tuple[int, tuple[int, ...], int], ...]  # operator, arguments, data
+    roots: tuple[int, ...]  # the e-node of each expression
+    symbols: tuple[str, ...]  # symbols by number
+
+
+def terms_of(
+    expressions: Sequence[Expression], language: Language, symbols: Sequence[str] = ()
+) -> Terms:
+    """Return the e-nodes of expressions; the first one has number 1.
+
+    Args:
+      symbols: those that have a number already.
+    """
+    numbers = {name: i for i, name in enumerate(symbols)}
+    seen: dict[tuple[int, tuple[int, ...], int], int] = {}
+
+    def visit(e: Expression) -> int:
+        if isinstance(e, str):
+            key = SYMBOL, (), numbers.setdefault(e, len(numbers))
+        elif isinstance(e, tuple):
+            args = tuple(visit(a) for a in e[1:])
+            key = language.vocabulary.operators[str(e[0])].code, args, 0
+        else:
+            key = NUMBER, (), bits_of(e)
+        return seen.setdefault(key, len(seen) + 1)
+
+    roots = tuple(visit(e) for e in expressions)
+    return Terms(tuple(seen), roots, tuple(numbers))
+
+
+def egraph_of(terms: Terms, bucket: int) -> tuple[EGraph, jax.Array]:
+    """Return the e-graph of terms, each e-node in a class of its own, and the classes of the
+    expressions.
+    """
+    n = len(terms.nodes)
+    op = np.zeros(bucket, np.int32)
+    args = np.zeros((bucket, MAX_ARITY), np.int32)
+    data = np.zeros((bucket, 1), np.int32)
+    for slot, (code, given, value) in enumerate(terms.nodes, start=1):
+        op[slot], data[slot] = code, value
+        args[slot, : len(given)] = given
+    graph = arrays.empty(bucket, MAX_ARITY, 1)._replace(
+        op=jnp.asarray(op), args=jnp.asarray(args), data=jnp.asarray(data), n=jnp.int32(n + 1)
+    )
+    return graph, jnp.asarray(terms.roots, jnp.int32)
