@@ -200,9 +200,23 @@ def predicted_for(
     print(f"checking the program found for {network}, its kernels interpreted", file=sys.stderr)
     with making_for(PLATFORM), interpreted():
         error, _ = checked(search, fast, original, leaves)
-    # Where nothing is faster, a user gets the original in its strongest variant.
-    best = min(strongest, _variant_of(found), key=lambda v: v.seconds)
-    return Prediction(network, default, strongest, best, error)
+    return Prediction(network, default, strongest, best_of(network, strongest, found), error)
+
+
+def best_of(network: str, strongest: Variant, found: Found) -> Variant:
+    """Return what a user gets: the program found, or the original in its strongest variant where
+    nothing is faster, or where the search had no time to compile a program.
+    """
+    timing = found.timing or Timing.without("failed", "no time was left")
+    if not timing.ok:
+        print(
+            f"{network}: no program was compiled as a whole ({timing.error}); "
+            "give the search more seconds (--budget_seconds)",
+            file=sys.stderr,
+        )
+        return strongest
+    variant = Variant(timing.seconds, timing.kernels, found.options)
+    return min(strongest, variant, key=lambda v: v.seconds)
 
 
 def _baselines(measurer: Measurer, original: Program) -> tuple[Variant, Variant]:
@@ -220,13 +234,6 @@ def _baselines(measurer: Measurer, original: Program) -> tuple[Variant, Variant]
             elif not found:
                 raise WorkerError(f"jax.jit could not be compiled: {job.error}")
     return found[0], min(found, key=lambda v: v.seconds)
-
-
-def _variant_of(found: Found) -> Variant:
-    timing = found.timing or Timing.without("failed", "not compiled")
-    if not timing.ok:
-        raise WorkerError(f"no program could be compiled: {timing.error}")
-    return Variant(timing.seconds, timing.kernels, found.options)
 
 
 def table(about: str, predictions: Sequence[Prediction]) -> str:

@@ -8,12 +8,15 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
 from experiments import predicted
 from experiments.predicted import Prediction, Variant, over, table
+from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.measure.gpu.compiler import COMPILER_FOLDER
-from xrl_jax.search.base import Budget
+from xrl_jax.measure.timing import Timing
+from xrl_jax.search.base import Budget, Found
 
 needs_compiler = pytest.mark.skipif(
     not COMPILER_FOLDER.is_dir(), reason="JAX's plugin for CUDA is not installed"
@@ -46,6 +49,18 @@ def test_kernels_outside_of_one_graph_are_marked() -> None:
 def test_a_prediction_is_read_as_it_was_written() -> None:
     values = json.loads(json.dumps(asdict(NET)))
     assert over(Prediction.from_dict(values), "strongest") == 1.25
+
+
+def test_without_time_to_compile_a_program_the_original_counts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    program = from_jax(jnp.tanh, jnp.ones(3))
+    strongest = variant(100, 38)
+    late = Found(program, 1e-6, (), timing=Timing.without("failed", "out of time"))
+    assert predicted.best_of("net", strongest, late) is strongest
+    assert "net: no program was compiled as a whole (out of time)" in capsys.readouterr().err
+    faster = Found(program, 1e-6, (), timing=Timing(5e-5, 5e-5, 5e-5, kernels={"all": 9}))
+    assert predicted.best_of("net", strongest, faster).kernels["all"] == 9
 
 
 def command(*more: str) -> subprocess.CompletedProcess[str]:

@@ -33,21 +33,11 @@ class EGraph(NamedTuple):
     data: jax.Array  # [N, D] int32, whatever else distinguishes e-nodes
     parent: jax.Array  # [N] int32, union-find; after `rebuild` the class of each e-node
     n: jax.Array  # int32, number of slots in use, the hole included
+    roots: jax.Array  # [R] int32, classes that a user asks about; they stay the same ones
 
     @property
     def bucket(self) -> int:
         return self.op.shape[0]
-
-
-def empty(bucket: int, n_args: int, n_data: int) -> EGraph:
-    """Return an e-graph without e-nodes."""
-    return EGraph(
-        jnp.zeros(bucket, jnp.int32),
-        jnp.zeros((bucket, n_args), jnp.int32),
-        jnp.zeros((bucket, n_data), jnp.int32),
-        jnp.arange(bucket, dtype=jnp.int32),
-        jnp.int32(1),
-    )
 
 
 def grow(graph: EGraph, bucket: int) -> EGraph:
@@ -58,7 +48,9 @@ def grow(graph: EGraph, bucket: int) -> EGraph:
         return jnp.pad(x, ((0, more), *((0, 0),) * (x.ndim - 1)))
 
     names = jnp.concatenate([graph.parent, jnp.arange(graph.bucket, bucket, dtype=jnp.int32)])
-    return EGraph(padded(graph.op), padded(graph.args), padded(graph.data), names, graph.n)
+    return graph._replace(
+        op=padded(graph.op), args=padded(graph.args), data=padded(graph.data), parent=names
+    )
 
 
 def counts(graph: EGraph) -> tuple[jax.Array, jax.Array]:
@@ -107,7 +99,8 @@ class Table(NamedTuple):
 
 def table_of(graph: EGraph) -> tuple[Table, jax.Array]:
     """Return the hash table of an e-graph, and for each e-node the first equal one [N]."""
-    return _insert(graph, _no_table(graph), jnp.arange(graph.bucket), graph.op != HOLE)
+    table, found, _ = _insert(graph, _no_table(graph), jnp.arange(graph.bucket), graph.op != HOLE)
+    return table, found
 
 
 def _no_table(graph: EGraph) -> Table:
@@ -116,8 +109,9 @@ def _no_table(graph: EGraph) -> Table:
 
 def _insert(
     graph: EGraph, table: Table, nodes: jax.Array, present: jax.Array
-) -> tuple[Table, jax.Array]:
-    """Insert e-nodes [M] that are in their slots already; return the first equal ones [M].
+) -> tuple[Table, jax.Array, jax.Array]:
+    """Insert e-nodes [M] that are in their slots already; return the first equal ones [M], and
+    where they are in the table [M].
 
     All probe at once. Whoever finds a free slot claims it, and the smallest claim wins; whoever
     finds an equal e-node has its answer; the others go on to the next slot.
@@ -142,8 +136,8 @@ def _insert(
         return slots, jnp.where(going, (at + 1) % size, at), found, going
 
     begin = table.slots, start.astype(jnp.int32), nodes.astype(jnp.int32), present
-    slots, _, found, _ = jax.lax.while_loop(lambda c: jnp.any(c[3]), probe, begin)
-    return Table(slots), found
+    slots, at, found, _ = jax.lax.while_loop(lambda c: jnp.any(c[3]), probe, begin)
+    return Table(slots), found, at
 
 
 def add(
@@ -164,46 +158,35 @@ def add(
       The e-graph and its table; for each e-node its slot, 0 where not present; and whether the
       bucket is too small (then nothing is added).
     """
-    n = graph.bucket
-    rank = jnp.cumsum(present, dtype=jnp.int32) - 1
-    place = jnp.where(present, graph.n + rank, n)
+    n, size = graph.bucket, table.slots.shape[0]
     full = graph.n + jnp.sum(present) > n
-    place = jnp.where(full, n, place)
-    trial = graph._replace(
-        op=graph.op.at[place].set(op, mode="drop"),
-        args=graph.args.at[place].set(args, mode="drop"),
-        data=graph.data.at[place].set(data, mode="drop"),
-    )
     present &= ~full
-    claimed, found = _insert(trial, table, jnp.minimum(place, n - 1), present)
-    new = present & (found == place)
+    place = jnp.where(present, graph.n + jnp.cumsum(present, dtype=jnp.int32) - 1, n)
+    trial = _with(graph, place, op, args, data)
+    claimed, found, at = _insert(trial, table, jnp.minimum(place, n - 1), present)
     # Only new e-nodes keep a slot: they move to the front of those tried.
+    new = present & (found == place)
     slot = jnp.where(new, graph.n + jnp.cumsum(new, dtype=jnp.int32) - 1, n)
-    moved = (
-        jnp.arange(n + 1, dtype=jnp.int32).at[jnp.where(new, place, n + 1)].set(slot, mode="drop")
+    blank = _with(trial, place, *(jnp.zeros_like(x) for x in (op, args, data)))
+    grown = _with(blank, slot, op, args, data)
+    grown = grown._replace(n=graph.n + jnp.sum(new, dtype=jnp.int32))
+    slots = claimed.slots.at[jnp.where(new, at, size)].set(slot, mode="drop")
+    return grown, Table(slots), jnp.where(present, slots[at], 0), full
+
+
+def _with(
+    graph: EGraph, slots: jax.Array, op: jax.Array, args: jax.Array, data: jax.Array
+) -> EGraph:
+    """Return the e-graph with other e-nodes in these slots; those beyond the bucket are dropped."""
+    return graph._replace(
+        op=graph.op.at[slots].set(op, mode="drop"),
+        args=graph.args.at[slots].set(args, mode="drop"),
+        data=graph.data.at[slots].set(data, mode="drop"),
     )
-    beyond = jnp.arange(n) >= graph.n
-
-    def put(old: jax.Array, values: jax.Array) -> jax.Array:
-        keep = beyond.reshape(-1, *(1,) * (old.ndim - 1))
-        return jnp.where(keep, 0, old).at[slot].set(values, mode="drop")
-
-    grown = EGraph(
-        put(trial.op, op),
-        put(trial.args, args),
-        put(trial.data, data),
-        graph.parent,
-        graph.n + jnp.sum(new, dtype=jnp.int32),
-    )
-    return grown, Table(moved[claimed.slots]), jnp.where(present, moved[found], 0), full
 
 
-def rebuild(graph: EGraph) -> tuple[EGraph, jax.Array]:
-    """Restore the invariants: equal e-nodes become one, and their classes are united.
-
-    Returns:
-      The e-graph, and the new slot of the class of each former slot [N].
-    """
+def rebuild(graph: EGraph) -> EGraph:
+    """Restore the invariants: equal e-nodes become one, and their classes are united."""
 
     def once(carry: tuple[EGraph, jax.Array]) -> tuple[EGraph, jax.Array]:
         graph, _ = carry
@@ -220,10 +203,8 @@ def rebuild(graph: EGraph) -> tuple[EGraph, jax.Array]:
     return compact(graph)
 
 
-def compact(graph: EGraph) -> tuple[EGraph, jax.Array]:
-    """Move e-nodes to the front, and name each class after its first e-node; return the new slot of
-    the class of each former slot [N].
-    """
+def compact(graph: EGraph) -> EGraph:
+    """Move e-nodes to the front, and name each class after its first e-node."""
     n = graph.bucket
     live = graph.op != HOLE
     slot = jnp.where(live, jnp.cumsum(live, dtype=jnp.int32), n)
@@ -234,11 +215,11 @@ def compact(graph: EGraph) -> tuple[EGraph, jax.Array]:
     def put(values: jax.Array, blank: jax.Array) -> jax.Array:
         return blank.at[slot].set(values, mode="drop", unique_indices=False)
 
-    compacted = EGraph(
+    return EGraph(
         put(graph.op, jnp.zeros_like(graph.op)),
         put(moved[graph.args], jnp.zeros_like(graph.args)),
         put(graph.data, jnp.zeros_like(graph.data)),
         put(moved, jnp.arange(n, dtype=jnp.int32)),
         jnp.sum(live, dtype=jnp.int32) + 1,
+        moved[graph.roots],
     )
-    return compacted, moved

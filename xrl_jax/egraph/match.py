@@ -50,20 +50,36 @@ def _index_of(graph: EGraph, n_ops: int) -> Index:
     n = graph.bucket
     each = jnp.arange(n, dtype=jnp.int32)
     live = graph.op != HOLE
-    key = jnp.where(live, graph.parent * n_ops + graph.op, jnp.iinfo(jnp.int32).max)
-    class_key, by_class = jax.lax.sort_key_val(key, each)
-    _, by_op = jax.lax.sort_key_val(jnp.where(live, graph.op, n_ops), each)
+    op = jnp.where(live, graph.op, n_ops)
+    by_op = _sorted_by(op, each, n_ops + 1)
+    by_class = _sorted_by(jnp.where(live, graph.parent, n - 1), by_op, n)  # holes stay behind
+    class_key = jnp.where(live, graph.parent * n_ops + graph.op, jnp.iinfo(jnp.int32).max)[by_class]
+    is_last = jnp.append(class_key[1:] != class_key[:-1], True)
+    run_end = jax.lax.cummin(jnp.where(is_last, each + 1, n), reverse=True)
     is_first = live & (graph.parent == each)
-    classes = (
-        jnp.zeros(n, jnp.int32)
-        .at[jnp.where(is_first, jnp.cumsum(is_first) - 1, n)]
-        .set(each, mode="drop")
-    )
-    count = jnp.zeros(n_ops + 1, jnp.int32).at[jnp.where(live, graph.op, n_ops)].add(1)
+    place = jnp.where(is_first, jnp.cumsum(is_first) - 1, n)
+    classes = jnp.zeros(n, jnp.int32).at[place].set(each, mode="drop")
+    count = jnp.zeros(n_ops + 1, jnp.int32).at[op].add(1)
     start = (jnp.cumsum(count) - count).at[0].set(n)
     count = count.at[0].set(jnp.sum(is_first)).at[n_ops].set(0)
-    run_end = jnp.searchsorted(class_key, class_key, side="right").astype(jnp.int32)
-    return Index(by_class, class_key, run_end, jnp.concatenate([by_op, classes]), start, count)
+    by_op = jnp.concatenate([by_op, classes])
+    return Index(by_class, class_key, run_end, by_op, start, count)
+
+
+def _sorted_by(key: jax.Array, items: jax.Array, limit: int) -> jax.Array:
+    """Return items [N] sorted by key[item] < limit, and otherwise in their order.
+
+    A word holds a part of the key and a place: sorting one array of words takes XLA:CPU a fifth of
+    the time of sorting two arrays.
+    """
+    n = items.shape[0]
+    bits, done = (n - 1).bit_length(), 0
+    while done < (limit - 1).bit_length():
+        part = (key[items].astype(jnp.uint32) >> done) << bits
+        words = jnp.sort(part | jnp.arange(n, dtype=jnp.uint32))
+        items = items[words & jnp.uint32((1 << bits) - 1)]
+        done += 32 - bits
+    return items
 
 
 class _Rows(NamedTuple):

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.egraph import arrays
 from xrl_jax.egraph.arrays import EGraph
 from xrl_jax.egraph.patterns import bits_of
 from xrl_jax.egraph.term_step import NUMBER, SYMBOL
@@ -49,18 +48,37 @@ def terms_of(
     return Terms(tuple(seen), roots, tuple(numbers))
 
 
-def egraph_of(terms: Terms, bucket: int) -> tuple[EGraph, jax.Array]:
-    """Return the e-graph of terms, each e-node in a class of its own, and the classes of the
-    expressions.
-    """
-    n = len(terms.nodes)
+def egraph_of(terms: Terms, bucket: int) -> EGraph:
+    """Return the e-graph of terms, each e-node in a class of its own."""
     op = np.zeros(bucket, np.int32)
     args = np.zeros((bucket, MAX_ARITY), np.int32)
     data = np.zeros((bucket, 1), np.int32)
     for slot, (code, given, value) in enumerate(terms.nodes, start=1):
         op[slot], data[slot] = code, value
         args[slot, : len(given)] = given
-    graph = arrays.empty(bucket, MAX_ARITY, 1)._replace(
-        op=jnp.asarray(op), args=jnp.asarray(args), data=jnp.asarray(data), n=jnp.int32(n + 1)
-    )
-    return graph, jnp.asarray(terms.roots, jnp.int32)
+    parent, n = np.arange(bucket, dtype=np.int32), np.int32(len(terms.nodes) + 1)
+    graph = EGraph(op, args, data, parent, n, np.array(terms.roots, np.int32))
+    return jax.tree.map(jnp.asarray, graph)
+
+
+def class_of(
+    graph: EGraph, expression: Expression, language: Language, symbols: Sequence[str]
+) -> int:
+    """Return the class of an expression in a rebuilt e-graph; 0 if it is not there."""
+    host = jax.tree.map(np.asarray, graph)
+    keys = np.concatenate([host.op[:, None], host.args, host.data], axis=1)
+    classes = {tuple(key): int(c) for key, c in zip(keys.tolist(), host.parent, strict=True)}
+    names = {name: i for i, name in enumerate(symbols)}
+
+    def visit(e: Expression) -> int:
+        if isinstance(e, str):
+            return classes.get((SYMBOL, 0, 0, names.get(e, -1)), 0)
+        if not isinstance(e, tuple):
+            return classes.get((NUMBER, 0, 0, bits_of(e)), 0)
+        args = [visit(a) for a in e[1:]]
+        if 0 in args:
+            return 0
+        padded = args + [0] * (MAX_ARITY - len(args))
+        return classes.get((language.vocabulary.operators[str(e[0])].code, *padded, 0), 0)
+
+    return visit(expression)

@@ -15,7 +15,7 @@ from xrl_jax.egraph import arrays
 from xrl_jax.egraph.arrays import HOLE, EGraph, Table
 from xrl_jax.egraph.match import Matches, match_into
 from xrl_jax.egraph.patterns import NO_VALUE, P, Q, TermTable
-from xrl_jax.language.terms import FOLDS
+from xrl_jax.language.terms import FOLD_ARITY, FOLDS
 from xrl_jax.runtime.engine_jit import engine_jit
 
 # Codes of leaves, the same in each language of terms (`language.terms`).
@@ -24,16 +24,12 @@ Folds = tuple[tuple[int, str], ...]  # code of an operator, and the name of its 
 
 
 class Step(NamedTuple):
-    """The result of an iteration.
-
-    `full`: the bucket was too small, and `graph` is worth nothing; `matches` [V] counts those that
-    were applied.
-    """
+    """The result of an iteration."""
 
     graph: EGraph
-    matches: jax.Array
-    changed: jax.Array
-    full: jax.Array
+    matches: jax.Array  # [V] int32, number of matches of each rule
+    changed: jax.Array  # bool, whether the e-graph differs from the one before
+    full: jax.Array  # bool, whether the bucket had no room for some matches, which were not applied
 
 
 class _Known(NamedTuple):
@@ -56,16 +52,28 @@ def step(
     table: TermTable,
     active: jax.Array,
     graph: EGraph,
+    counting: jax.Array,
     *,
     n_ops: int,
     window: int,
     folds: Folds = (),
 ) -> Step:
-    """Do one iteration with the active rules [V] on a rebuilt e-graph."""
+    """Do one iteration with the active rules [V] on a rebuilt e-graph.
+
+    Args:
+      counting: whether to count matches only, and leave the e-graph as it is.
+      n_ops, window: see `match_into`.
+      folds: operators of numbers to compute.
+    """
     known = _known(graph)
 
     def consume(matches: Matches, state: _Applying) -> _Applying:
-        return _apply(table, known, matches, state)
+        variant = table.patterns.variant[matches.tree]
+        ok = matches.ok & _guarded(table, known, variant, matches.bound)
+        counted = state._replace(matches=state.matches.at[variant].add(ok.astype(jnp.int32)))
+        return jax.lax.cond(
+            counting, lambda: counted, lambda: _apply(table, variant, matches.bound, ok, counted)
+        )
 
     start = _Applying(
         graph,
@@ -77,29 +85,17 @@ def step(
     done = match_into(
         table.patterns, active, graph, n_ops, window, consume, lambda s: ~s.full, start
     )
-    rebuilt, full = arrays.rebuild(done.graph)[0], done.full
-    if folds:
-        rebuilt, too_full = fold(rebuilt, folds)
-        full |= too_full
-    return Step(rebuilt, done.matches, done.changed, full)
 
+    def restored() -> tuple[EGraph, jax.Array, jax.Array]:
+        rebuilt, too_full = rebuild_and_fold(done.graph, folds)
+        # Folding removes e-nodes that rules add in each iteration.
+        same = [jnp.all(a == b) for a, b in zip(rebuilt, graph, strict=True)]
+        return rebuilt, done.full | too_full, ~jnp.all(jnp.stack(same))
 
-@functools.partial(engine_jit, static_argnames=("n_ops", "window"))
-def count(
-    table: TermTable, active: jax.Array, graph: EGraph, *, n_ops: int, window: int
-) -> jax.Array:
-    """Return the number of matches of each active rule [V]."""
-    known = _known(graph)
-
-    def consume(matches: Matches, counts: jax.Array) -> jax.Array:
-        variant = table.patterns.variant[matches.tree]
-        ok = matches.ok & _guarded(table, known, variant, matches.bound)
-        return counts.at[variant].add(ok.astype(jnp.int32))
-
-    zeros = jnp.zeros(table.rule.shape, jnp.int32)
-    return match_into(
-        table.patterns, active, graph, n_ops, window, consume, lambda _: jnp.bool_(True), zeros
+    rebuilt, full, changed = jax.lax.cond(
+        done.changed, restored, lambda: (graph, done.full, jnp.bool_(False))
     )
+    return Step(rebuilt, done.matches, changed, full)
 
 
 def _known(graph: EGraph) -> _Known:
@@ -114,15 +110,11 @@ def _known(graph: EGraph) -> _Known:
     return _Known(value, jnp.zeros(n, bool).at[place].set(True, mode="drop"))
 
 
-def _guarded(
-    table: TermTable, known: _Known, variant: jax.Array, bound: jax.Array
-) -> jax.Array:
+def _guarded(table: TermTable, known: _Known, variant: jax.Array, bound: jax.Array) -> jax.Array:
     """Return where all guards hold [C]."""
     guards = table.guards[variant]  # [C, G, 3]
     kind = guards[..., 0]
-    a, b = (
-        jnp.take_along_axis(bound, jnp.maximum(guards[..., i], 0), axis=1) for i in (1, 2)
-    )
+    a, b = (jnp.take_along_axis(bound, jnp.maximum(guards[..., i], 0), axis=1) for i in (1, 2))
     holds = jnp.select(
         [kind == 0, kind == 1, kind == 2, kind == 3],
         [known.value[a] != NO_VALUE, known.symbol[a], known.value[a] != 0, a != b],
@@ -131,13 +123,13 @@ def _guarded(
     return jnp.all(holds, axis=1)
 
 
-def _apply(table: TermTable, known: _Known, matches: Matches, state: _Applying) -> _Applying:
-    """Add the right-hand sides of matches, and unite them with the matched classes."""
-    variant = table.patterns.variant[matches.tree]
-    ok = matches.ok & _guarded(table, known, variant, matches.bound)
+def _apply(
+    table: TermTable, variant: jax.Array, bound: jax.Array, ok: jax.Array, state: _Applying
+) -> _Applying:
+    """Add the right-hand sides of matches [C], and unite them with the matched classes."""
     n_rows = len(variant)
     classes = jnp.concatenate(
-        [state.graph.parent[matches.bound], jnp.zeros((n_rows, Q), jnp.int32)], axis=1
+        [state.graph.parent[bound], jnp.zeros((n_rows, Q), jnp.int32)], axis=1
     )
     new_op, new_args = table.new_op[variant], table.new_args[variant]
 
@@ -163,7 +155,6 @@ def _apply(table: TermTable, known: _Known, matches: Matches, state: _Applying) 
     parent = arrays.unite(before, jnp.where(ok, classes[:, 0], 0), jnp.where(ok, to, 0))
     return state._replace(
         graph=state.graph._replace(parent=parent),
-        matches=state.matches.at[variant].add(ok.astype(jnp.int32)),
         changed=state.changed | jnp.any(parent != before),
     )
 
@@ -172,41 +163,48 @@ def _n_arguments(name: str) -> int:
     return 1 if name in ("not", "neg") else 2
 
 
-def fold(graph: EGraph, folds: Folds) -> tuple[EGraph, jax.Array]:
-    """Compute operators of numbers, until nothing changes; a class that equals a number keeps its
-    leaves only, as in egg's tests.
+@functools.partial(engine_jit, static_argnames="folds")
+def folded(graph: EGraph, *, folds: Folds) -> EGraph:
+    """Do `rebuild_and_fold` on its own."""
+    return rebuild_and_fold(graph, folds)[0]
 
-    Args:
-      graph: rebuilt.
+
+def rebuild_and_fold(graph: EGraph, folds: Folds) -> tuple[EGraph, jax.Array]:
+    """Rebuild an e-graph, and compute operators of numbers until nothing changes. A class that
+    equals a number then keeps its leaves only, as in egg's tests.
 
     Returns:
-      The e-graph, rebuilt, and whether the bucket was too small.
+      The e-graph, and whether there was no room for some numbers.
     """
+    if not folds:
+        return arrays.rebuild(graph), jnp.bool_(False)
 
     def once(carry: tuple[EGraph, jax.Array, jax.Array]) -> tuple[EGraph, jax.Array, jax.Array]:
-        graph, _, full = carry
+        graph = arrays.rebuild(carry[0])
         known = _known(graph)
-        numbers = jnp.where(
-            known.value != NO_VALUE,
-            jax.lax.bitcast_convert_type(known.value, jnp.float32),
-            jnp.nan,
-        )
-        found = jnp.full(graph.bucket, jnp.nan, jnp.float32)
-        for code, name in folds:
-            args = [numbers[graph.args[:, i]] for i in range(_n_arguments(name))]
-            found = jnp.where(graph.op == code, FOLDS[name](*args), found)
+        found = _computed(graph, known, folds)
         new = ~jnp.isnan(found) & (known.value[graph.parent] == NO_VALUE)
-        bits = jax.lax.bitcast_convert_type(found + 0.0, jnp.int32)
+        bits = jax.lax.bitcast_convert_type(found + 0.0, jnp.int32)[:, None]
         op = jnp.full(graph.bucket, NUMBER, jnp.int32)
-        added, _, slot, too_full = arrays.add(
-            graph, arrays.table_of(graph)[0], op, jnp.zeros_like(graph.args), bits[:, None], new
-        )
-        parent = arrays.unite(added.parent, jnp.where(new, graph.parent, 0), slot)
-        rebuilt, _ = arrays.rebuild(added._replace(parent=parent))
-        return rebuilt, jnp.any(new) & ~too_full, full | too_full
+        table, none = arrays.table_of(graph)[0], jnp.zeros_like(graph.args)
+        added, _, slot, full = arrays.add(graph, table, op, none, bits, new)
+        parent = arrays.unite(added.parent, jnp.where(new & ~full, graph.parent, 0), slot)
+        return added._replace(parent=parent), jnp.any(new) & ~full, full
 
     start = graph, jnp.bool_(True), jnp.bool_(False)
     graph, _, full = jax.lax.while_loop(lambda c: c[1], once, start)
     has_number = _known(graph).value[graph.parent] != NO_VALUE
     kept = ~has_number | (graph.op == NUMBER) | (graph.op == SYMBOL)
-    return arrays.compact(graph._replace(op=jnp.where(kept, graph.op, HOLE)))[0], full
+    return arrays.compact(graph._replace(op=jnp.where(kept, graph.op, HOLE))), full
+
+
+def _computed(graph: EGraph, known: _Known, folds: Folds) -> jax.Array:
+    """Return the number that each e-node computes [N]; NaN for none."""
+    is_known = known.value != NO_VALUE
+    numbers = jax.lax.bitcast_convert_type(known.value, jnp.float32)
+    numbers = jnp.where(is_known, numbers, jnp.nan)
+    found = jnp.full(graph.bucket, jnp.nan, jnp.float32)
+    for code, name in folds:
+        args = [numbers[graph.args[:, i]] for i in range(FOLD_ARITY[name])]
+        found = jnp.where(graph.op == code, FOLDS[name](*args), found)
+    return found

@@ -47,6 +47,9 @@ FOLDS: Mapping[str, Fold] = MappingProxyType(
         "implies": lambda a, b: jnp.maximum(1 - a, b),
     }
 )
+FOLD_ARITY: Mapping[str, int] = MappingProxyType(
+    {name: 1 if name in ("neg", "not") else 2 for name in FOLDS}
+)
 MAX_ARITY = 2
 
 
@@ -129,8 +132,9 @@ def _operator(e: SExpr) -> tuple[str, tuple[int, str]]:
             n = integer(arity.text)
             fold = symbol(rest[1]) if len(rest) == 2 and symbol(rest[0]) == ":fold" else ""
             if n is not None and 0 <= n <= MAX_ARITY and len(rest) in (0, 2):
-                if rest and fold not in FOLDS:
-                    raise RuleError(f":fold takes one of {', '.join(FOLDS)}", e.place)
+                if rest and FOLD_ARITY.get(fold) != n:
+                    known = ", ".join(f for f in FOLDS if FOLD_ARITY[f] == n) or "no function"
+                    raise RuleError(f":fold takes {known} for {n} arguments", e.place)
                 if name.text in LEAVES:
                     raise RuleError(f"{name.text} cannot be the name of an operator", e.place)
                 return name.text, (n, fold)
