@@ -13,7 +13,7 @@ from xrl_jax.egraph import arrays
 from xrl_jax.egraph.arrays import EGraph
 from xrl_jax.egraph.patterns import TermTable, compile_terms
 from xrl_jax.egraph.term_graph import class_of, egraph_of, terms_of
-from xrl_jax.egraph.term_step import Step, folded, step
+from xrl_jax.egraph.term_step import Step, folded_now, folds_of, is_contradictory_now, iterate_now
 from xrl_jax.language.rule import Rule
 from xrl_jax.language.terms import Expression, Language
 from xrl_jax.measure.stopwatch import Stopwatch
@@ -89,6 +89,11 @@ class Saturated:
         nodes, classes = arrays.counts(self.graph)
         return int(nodes), int(classes)
 
+    @property
+    def is_contradictory(self) -> bool:
+        """Whether two different numbers are known to be equal, so that the rules are wrong."""
+        return bool(is_contradictory_now(self.graph))
+
     def equals_first(self, expression: Expression) -> bool:
         """Return whether an expression is in the e-graph, in the class of the first one."""
         found = class_of(self.graph, expression, self.language, self.symbols)
@@ -153,10 +158,8 @@ class _Run:
     ) -> None:
         self.table: TermTable = compile_terms(rules, language)
         self.n_rules, self.limits = len(rules), limits
-        operators = language.vocabulary.operators
-        folds = ((operators[op].code, name) for op, name in language.folds.items())
-        self.folds = tuple(folds) if folding else ()
-        self.n_ops = len(operators)
+        self.folds = folds_of(language) if folding else ()
+        self.n_ops = len(language.vocabulary.operators)
 
     def window(self, graph: EGraph) -> int:
         """Rows of a window: more in a large bucket, where there are more matches."""
@@ -165,7 +168,7 @@ class _Run:
     def step(self, graph: EGraph, active: np.ndarray, *, counting: bool = False) -> Step | None:
         """Return the next iteration, in a larger bucket if needed; None where none is larger."""
         while True:
-            done = step(
+            done = iterate_now(
                 self.table,
                 jnp.asarray(active),
                 graph,
@@ -182,7 +185,7 @@ class _Run:
             graph = arrays.grow(graph, bucket)
 
     def fold(self, graph: EGraph) -> EGraph:
-        return folded(graph, folds=self.folds) if self.folds else graph
+        return folded_now(graph, folds=self.folds) if self.folds else graph
 
     def counts(self, graph: EGraph) -> tuple[int, int]:
         nodes, classes = arrays.counts(graph)

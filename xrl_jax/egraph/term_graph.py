@@ -23,15 +23,13 @@ class Terms(NamedTuple):
     symbols: tuple[str, ...]  # symbols by number
 
 
-def terms_of(
-    expressions: Sequence[Expression], language: Language, symbols: Sequence[str] = ()
-) -> Terms:
+def terms_of(expressions: Sequence[Expression], language: Language) -> Terms:
     """Return the e-nodes of expressions; the first one has number 1.
 
-    Args:
-      symbols: those that have a number already.
+    Raises:
+      ValueError: an expression is nested too deeply.
     """
-    numbers = {name: i for i, name in enumerate(symbols)}
+    numbers: dict[str, int] = {}
     seen: dict[tuple[int, tuple[int, ...], int], int] = {}
 
     def visit(e: Expression) -> int:
@@ -44,7 +42,10 @@ def terms_of(
             key = NUMBER, (), bits_of(e)
         return seen.setdefault(key, len(seen) + 1)
 
-    roots = tuple(visit(e) for e in expressions)
+    try:
+        roots = tuple(visit(e) for e in expressions)
+    except RecursionError:
+        raise ValueError("an expression is nested too deeply") from None
     return Terms(tuple(seen), roots, tuple(numbers))
 
 

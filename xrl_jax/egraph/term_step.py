@@ -5,7 +5,6 @@ Letters as in `match` and `patterns`.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -15,12 +14,18 @@ from xrl_jax.egraph import arrays
 from xrl_jax.egraph.arrays import HOLE, EGraph, Table
 from xrl_jax.egraph.match import Matches, match_into
 from xrl_jax.egraph.patterns import NO_VALUE, P, Q, TermTable
-from xrl_jax.language.terms import FOLD_ARITY, FOLDS
+from xrl_jax.language.terms import FOLD_ARITY, FOLDS, Language
 from xrl_jax.runtime.engine_jit import engine_jit
 
 # Codes of leaves, the same in each language of terms (`language.terms`).
 NUMBER, SYMBOL = 1, 2
 Folds = tuple[tuple[int, str], ...]  # code of an operator, and the name of its function in `FOLDS`
+
+
+def folds_of(language: Language) -> Folds:
+    """Return the operators of a language that can be computed."""
+    operators = language.vocabulary.operators
+    return tuple((operators[op].code, name) for op, name in language.folds.items())
 
 
 class Step(NamedTuple):
@@ -47,8 +52,7 @@ class _Applying(NamedTuple):
     full: jax.Array
 
 
-@functools.partial(engine_jit, static_argnames=("n_ops", "window", "folds"))
-def step(
+def iterate(
     table: TermTable,
     active: jax.Array,
     graph: EGraph,
@@ -98,6 +102,9 @@ def step(
     return Step(rebuilt, done.matches, changed, full)
 
 
+iterate_now = engine_jit(iterate, static_argnames=("n_ops", "window", "folds"))
+
+
 def _known(graph: EGraph) -> _Known:
     n = graph.bucket
     is_number = graph.op == NUMBER
@@ -108,6 +115,15 @@ def _known(graph: EGraph) -> _Known:
     value = jnp.where(first < n, graph.data[jnp.minimum(first, n - 1), 0], NO_VALUE)
     place = jnp.where(graph.op == SYMBOL, graph.parent, n)
     return _Known(value, jnp.zeros(n, bool).at[place].set(True, mode="drop"))
+
+
+def is_contradictory(graph: EGraph) -> jax.Array:
+    """Return whether two different numbers are known to be equal, so that the rules are wrong."""
+    value = _known(graph).value[graph.parent]
+    return jnp.any((graph.op == NUMBER) & (graph.data[:, 0] != value))
+
+
+is_contradictory_now = engine_jit(is_contradictory)
 
 
 def _guarded(table: TermTable, known: _Known, variant: jax.Array, bound: jax.Array) -> jax.Array:
@@ -163,12 +179,6 @@ def _n_arguments(name: str) -> int:
     return 1 if name in ("not", "neg") else 2
 
 
-@functools.partial(engine_jit, static_argnames="folds")
-def folded(graph: EGraph, *, folds: Folds) -> EGraph:
-    """Do `rebuild_and_fold` on its own."""
-    return rebuild_and_fold(graph, folds)[0]
-
-
 def rebuild_and_fold(graph: EGraph, folds: Folds) -> tuple[EGraph, jax.Array]:
     """Rebuild an e-graph, and compute operators of numbers until nothing changes. A class that
     equals a number then keeps its leaves only, as in egg's tests.
@@ -208,3 +218,10 @@ def _computed(graph: EGraph, known: _Known, folds: Folds) -> jax.Array:
         args = [numbers[graph.args[:, i]] for i in range(FOLD_ARITY[name])]
         found = jnp.where(graph.op == code, FOLDS[name](*args), found)
     return found
+
+
+def _folded(graph: EGraph, *, folds: Folds) -> EGraph:
+    return rebuild_and_fold(graph, folds)[0]
+
+
+folded_now = engine_jit(_folded, static_argnames="folds")

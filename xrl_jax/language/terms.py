@@ -162,7 +162,10 @@ def parse_expression(text: str, language: Language) -> Expression:
     forms = read(text, "<expression>")
     if len(forms) != 1:
         raise RuleError(f"expected one expression, found {len(forms)} in {text!r}")
-    return _expression(forms[0], language.vocabulary)
+    try:
+        return _expression(forms[0], language.vocabulary)
+    except RecursionError:
+        raise RuleError("the expression is nested too deeply", forms[0].place) from None
 
 
 def _expression(e: SExpr, vocabulary: Vocabulary) -> Expression:
