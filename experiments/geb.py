@@ -77,7 +77,7 @@ class Settings:
 
 def run_case(case: Case, language: Language, settings: Settings) -> Result:
     """Simplify one expression by all searches."""
-    rules = [r for r in language.rules if not r.conditions and r.name != "lem-imply"]
+    rules = [r for r in language.rules if not r.conditions]
     folding = language.name == "prop"
     costs: dict[str, tuple[float, ...]] = {}
     found: list[Expression] = []
