@@ -9,7 +9,7 @@ graphs. New e-nodes are appended; `rebuild` restores the invariants: no two e-no
 arguments are names of classes, and slots are used without gaps. Everything is in the order of
 slots, so results are the same bit for bit in each run.
 
-Letters: N slots, A arguments, D words of data, H slots of the hash table.
+Letters: N slots, A arguments, D words of data, X words of notes, H slots of the hash table.
 """
 
 from __future__ import annotations
@@ -25,12 +25,22 @@ HOLE = 0
 _LOAD = 4  # slots of the hash table for each slot of the bucket
 
 
+class ENodes(NamedTuple):
+    """E-nodes [M]."""
+
+    op: jax.Array  # [M] int32, code of the operator; 0 is a hole
+    args: jax.Array  # [M, A] int32, classes; 0 stands for no argument
+    data: jax.Array  # [M, D] int32, whatever else distinguishes e-nodes; the first word is hashed
+    notes: jax.Array  # [M, X] int32, what is known about each, the same for equal ones
+
+
 class EGraph(NamedTuple):
     """An e-graph; see the module's docstring."""
 
-    op: jax.Array  # [N] int32, code of the operator; 0 is a hole
-    args: jax.Array  # [N, A] int32, classes; 0 stands for no argument
-    data: jax.Array  # [N, D] int32, whatever else distinguishes e-nodes
+    op: jax.Array  # [N], as in `ENodes`
+    args: jax.Array  # [N, A]
+    data: jax.Array  # [N, D]
+    notes: jax.Array  # [N, X]
     parent: jax.Array  # [N] int32, union-find; after `rebuild` the class of each e-node
     n: jax.Array  # int32, number of slots in use, the hole included
     roots: jax.Array  # [R] int32, classes that a user asks about; they stay the same ones
@@ -48,9 +58,13 @@ def grow(graph: EGraph, bucket: int) -> EGraph:
         return jnp.pad(x, ((0, more), *((0, 0),) * (x.ndim - 1)))
 
     names = jnp.concatenate([graph.parent, jnp.arange(graph.bucket, bucket, dtype=jnp.int32)])
-    return graph._replace(
-        op=padded(graph.op), args=padded(graph.args), data=padded(graph.data), parent=names
-    )
+    nodes = jax.tree.map(padded, nodes_of(graph))
+    return graph._replace(**nodes._asdict(), parent=names)
+
+
+def nodes_of(graph: EGraph) -> ENodes:
+    """Return the e-nodes of all slots."""
+    return ENodes(graph.op, graph.args, graph.data, graph.notes)
 
 
 def counts(graph: EGraph) -> tuple[jax.Array, jax.Array]:
@@ -118,7 +132,7 @@ def _insert(
     """
     n, size = graph.bucket, table.slots.shape[0]
     words = jnp.concatenate(
-        [graph.op[nodes][:, None], graph.args[nodes], graph.data[nodes]], axis=1
+        [graph.op[nodes][:, None], graph.args[nodes], graph.data[nodes, :1]], axis=1
     )
     start = fold_words(words.astype(jnp.uint32))[:, 0] % jnp.uint32(size)
 
@@ -141,17 +155,12 @@ def _insert(
 
 
 def add(
-    graph: EGraph,
-    table: Table,
-    op: jax.Array,
-    args: jax.Array,
-    data: jax.Array,
-    present: jax.Array,
+    graph: EGraph, table: Table, nodes: ENodes, present: jax.Array
 ) -> tuple[EGraph, Table, jax.Array, jax.Array]:
     """Add e-nodes [M] that are not there yet.
 
     Args:
-      args: [M, A], names of classes.
+      nodes: their arguments are names of classes.
       present: [M] bool, those to add.
 
     Returns:
@@ -162,35 +171,33 @@ def add(
     full = graph.n + jnp.sum(present) > n
     present &= ~full
     place = jnp.where(present, graph.n + jnp.cumsum(present, dtype=jnp.int32) - 1, n)
-    trial = _with(graph, place, op, args, data)
+    trial = _with(graph, place, nodes)
     claimed, found, at = _insert(trial, table, jnp.minimum(place, n - 1), present)
     # Only new e-nodes keep a slot: they move to the front of those tried.
     new = present & (found == place)
     slot = jnp.where(new, graph.n + jnp.cumsum(new, dtype=jnp.int32) - 1, n)
-    blank = _with(trial, place, *(jnp.zeros_like(x) for x in (op, args, data)))
-    grown = _with(blank, slot, op, args, data)
+    grown = _with(_with(trial, place, jax.tree.map(jnp.zeros_like, nodes)), slot, nodes)
     grown = grown._replace(n=graph.n + jnp.sum(new, dtype=jnp.int32))
     slots = claimed.slots.at[jnp.where(new, at, size)].set(slot, mode="drop")
     return grown, Table(slots), jnp.where(present, slots[at], 0), full
 
 
-def _with(
-    graph: EGraph, slots: jax.Array, op: jax.Array, args: jax.Array, data: jax.Array
-) -> EGraph:
+def _with(graph: EGraph, slots: jax.Array, nodes: ENodes) -> EGraph:
     """Return the e-graph with other e-nodes in these slots; those beyond the bucket are dropped."""
-    return graph._replace(
-        op=graph.op.at[slots].set(op, mode="drop"),
-        args=graph.args.at[slots].set(args, mode="drop"),
-        data=graph.data.at[slots].set(data, mode="drop"),
-    )
+    put = jax.tree.map(lambda old, new: old.at[slots].set(new, mode="drop"), nodes_of(graph), nodes)
+    return graph._replace(**put._asdict())
 
 
-def rebuild(graph: EGraph) -> EGraph:
-    """Restore the invariants: equal e-nodes become one, and their classes are united."""
+def rebuild(graph: EGraph, commutative: jax.Array | None = None) -> EGraph:
+    """Restore the invariants: equal e-nodes become one, and their classes are united.
+
+    Args:
+      commutative: [O] bool, operators whose first two arguments are sorted; None for none.
+    """
 
     def once(carry: tuple[EGraph, jax.Array]) -> tuple[EGraph, jax.Array]:
         graph, _ = carry
-        graph = graph._replace(args=graph.parent[graph.args])
+        graph = graph._replace(args=in_order(graph.op, graph.parent[graph.args], commutative))
         _, first = table_of(graph)
         again = first != jnp.arange(graph.bucket)
         parent = unite(graph.parent, first, jnp.arange(graph.bucket))
@@ -203,6 +210,14 @@ def rebuild(graph: EGraph) -> EGraph:
     return compact(graph)
 
 
+def in_order(op: jax.Array, args: jax.Array, commutative: jax.Array | None) -> jax.Array:
+    """Return arguments [M, A] with the first two sorted where the operator is commutative."""
+    if commutative is None:
+        return args
+    first = jnp.where(commutative[op][:, None], jnp.sort(args[:, :2], axis=1), args[:, :2])
+    return jnp.concatenate([first, args[:, 2:]], axis=1)
+
+
 def compact(graph: EGraph) -> EGraph:
     """Move e-nodes to the front, and name each class after its first e-node."""
     n = graph.bucket
@@ -213,12 +228,12 @@ def compact(graph: EGraph) -> EGraph:
     moved = name[graph.parent]
 
     def put(values: jax.Array, blank: jax.Array) -> jax.Array:
-        return blank.at[slot].set(values, mode="drop", unique_indices=False)
+        return blank.at[slot].set(values, mode="drop")
 
+    nodes = nodes_of(graph)._replace(args=moved[graph.args])
+    nodes = jax.tree.map(lambda x: put(x, jnp.zeros_like(x)), nodes)
     return EGraph(
-        put(graph.op, jnp.zeros_like(graph.op)),
-        put(moved[graph.args], jnp.zeros_like(graph.args)),
-        put(graph.data, jnp.zeros_like(graph.data)),
+        *nodes,
         put(moved, jnp.arange(n, dtype=jnp.int32)),
         jnp.sum(live, dtype=jnp.int32) + 1,
         moved[graph.roots],

@@ -14,16 +14,13 @@ the language.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from xrl_jax.egraph.arrays import HOLE, EGraph
 from xrl_jax.egraph.patterns import NO_VALUE, P, Patterns
-
-S = TypeVar("S")
 
 
 class Index(NamedTuple):
@@ -92,32 +89,33 @@ class _Rows(NamedTuple):
     done: jax.Array  # int32, how many of the extended rows were made
 
 
-class _Found(NamedTuple):
-    """Matches that wait to be passed on."""
+class Matching(NamedTuple):
+    """A search for matches that is under way: rows of all levels, and matches found."""
 
-    tree: jax.Array  # [2 C]
+    levels: _Rows  # [E, C, ...]
+    tree: jax.Array  # [2 C] of matches that wait to be taken
     bound: jax.Array  # [2 C, P]
-    n: jax.Array  # int32
+    n: jax.Array  # int32, how many wait
+    index: Index
+
+    @property
+    def more(self) -> jax.Array:
+        """Whether rows are left to extend."""
+        return jnp.any(_left(self.levels))
 
 
-def match_into(
-    patterns: Patterns,
-    active: jax.Array,
-    graph: EGraph,
-    n_ops: int,
-    window: int,
-    consume: Callable[[Matches, S], S],
-    going: Callable[[S], jax.Array],
-    state: S,
-) -> S:
-    """Find all matches in a rebuilt e-graph and pass them on, a window at a time.
+def _left(levels: _Rows) -> jax.Array:
+    return levels.ends[:, -1] > levels.done
+
+
+def begin(
+    patterns: Patterns, active: jax.Array, graph: EGraph, n_ops: int, window: int
+) -> Matching:
+    """Begin to match the active trees [T] in a rebuilt e-graph.
 
     Args:
-      active: [T] bool, the trees to match.
       n_ops: number of operators of the language.
       window: C, at least the number of trees.
-      consume: (matches [C], state) -> state.
-      going: state -> whether to go on.
     """
     index = _index_of(graph, n_ops)
     n_trees, n_levels = patterns.op.shape
@@ -126,56 +124,54 @@ def match_into(
     none = jnp.zeros((window, n_levels), jnp.int32)
     first = _with_ranges(patterns, graph, index, n_ops, tree, none, exists, jnp.int32(0))
     levels = jax.tree.map(lambda x: jnp.zeros((n_levels, *x.shape), x.dtype).at[0].set(x), first)
-    found = _Found(
-        jnp.zeros(2 * window, jnp.int32), jnp.zeros((2 * window, P), jnp.int32), jnp.int32(0)
-    )
+    waiting = jnp.zeros(2 * window, jnp.int32), jnp.zeros((2 * window, P), jnp.int32)
+    return Matching(levels, *waiting, jnp.int32(0), index)
 
-    def left(levels: _Rows) -> jax.Array:
-        return levels.ends[:, -1] > levels.done
 
-    def extend(carry: tuple[_Rows, _Found, S]) -> tuple[_Rows, _Found, S]:
-        levels, found, state = carry
-        level = n_levels - 1 - jnp.argmax(left(levels)[::-1]).astype(jnp.int32)
+def take(
+    patterns: Patterns, graph: EGraph, n_ops: int, matching: Matching
+) -> tuple[Matching, Matches]:
+    """Return the next window of matches [C]; fewer only if there are no more.
+
+    Args:
+      graph, n_ops: those that matching began with.
+    """
+    window, n_levels = matching.levels.tree.shape[1], matching.levels.tree.shape[0]
+    index = matching.index
+
+    def extend(carry: Matching) -> Matching:
+        levels = carry.levels
+        level = n_levels - 1 - jnp.argmax(_left(levels)[::-1]).astype(jnp.int32)
         rows = jax.tree.map(lambda x: x[level], levels)
         tree, nodes, exists = _extended(patterns, graph, index, rows, level)
         levels = levels._replace(done=levels.done.at[level].add(window))
 
-        def deeper() -> tuple[_Rows, _Found, S]:
+        def deeper() -> Matching:
             new = _with_ranges(patterns, graph, index, n_ops, tree, nodes, exists, level + 1)
             put = jax.tree.map(lambda old, x: old.at[level + 1].set(x), levels, new)
-            return put, found, state
+            return carry._replace(levels=put)
 
-        def collect() -> tuple[_Rows, _Found, S]:
+        def collect() -> Matching:
             bound, ok = _bind(patterns, graph, tree, nodes, exists)
-            at = jnp.where(ok, found.n + jnp.cumsum(ok) - 1, 2 * window)
-            more = _Found(
-                found.tree.at[at].set(tree, mode="drop"),
-                found.bound.at[at].set(bound, mode="drop"),
-                found.n + jnp.sum(ok, dtype=jnp.int32),
+            at = jnp.where(ok, carry.n + jnp.cumsum(ok) - 1, 2 * window)
+            return carry._replace(
+                levels=levels,
+                tree=carry.tree.at[at].set(tree, mode="drop"),
+                bound=carry.bound.at[at].set(bound, mode="drop"),
+                n=carry.n + jnp.sum(ok, dtype=jnp.int32),
             )
-            return levels, *_pass_on(more, state, consume, window)
 
         return jax.lax.cond(level == n_levels - 1, collect, deeper)
 
-    _, found, state = jax.lax.while_loop(
-        lambda c: jnp.any(left(c[0])) & going(c[2]), extend, (levels, found, state)
+    matching = jax.lax.while_loop(lambda c: c.more & (c.n < window), extend, matching)
+    ok = jnp.arange(window) < matching.n
+    taken = Matches(matching.tree[:window], matching.bound[:window], ok)
+    rest = matching._replace(
+        tree=jnp.roll(matching.tree, -window),
+        bound=jnp.roll(matching.bound, -window, axis=0),
+        n=jnp.maximum(matching.n - window, 0),
     )
-    return _pass_on(found, state, consume, 1)[1]
-
-
-def _pass_on(
-    found: _Found, state: S, consume: Callable[[Matches, S], S], at_least: int
-) -> tuple[_Found, S]:
-    """Pass a window of matches on, if there are at least so many."""
-    window = found.tree.shape[0] // 2
-
-    def passed() -> tuple[_Found, S]:
-        ok = jnp.arange(window) < found.n
-        matches = Matches(found.tree[:window], found.bound[:window], ok)
-        rest = jax.tree.map(lambda x: jnp.roll(x, -window, axis=0), found[:2])
-        return _Found(*rest, jnp.maximum(found.n - window, 0)), consume(matches, state)
-
-    return jax.lax.cond(found.n >= at_least, passed, lambda: (found, state))
+    return rest, taken
 
 
 def _with_ranges(

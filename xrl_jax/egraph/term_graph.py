@@ -58,7 +58,8 @@ def egraph_of(terms: Terms, bucket: int) -> EGraph:
         op[slot], data[slot] = code, value
         args[slot, : len(given)] = given
     parent, n = np.arange(bucket, dtype=np.int32), np.int32(len(terms.nodes) + 1)
-    graph = EGraph(op, args, data, parent, n, np.array(terms.roots, np.int32))
+    notes = np.zeros((bucket, 0), np.int32)
+    graph = EGraph(op, args, data, notes, parent, n, np.array(terms.roots, np.int32))
     return jax.tree.map(jnp.asarray, graph)
 
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.egraph import arrays
-from xrl_jax.egraph.arrays import HOLE, EGraph, Table
-from xrl_jax.egraph.match import Matches, match_into
+from xrl_jax.egraph.arrays import HOLE, EGraph, ENodes, Table
+from xrl_jax.egraph.match import Matching, begin, take
 from xrl_jax.egraph.patterns import NO_VALUE, P, Q, TermTable
 from xrl_jax.language.terms import FOLD_ARITY, FOLDS, Language
 from xrl_jax.runtime.engine_jit import engine_jit
@@ -66,18 +66,10 @@ def iterate(
 
     Args:
       counting: whether to count matches only, and leave the e-graph as it is.
-      n_ops, window: see `match_into`.
+      n_ops, window: see `match.begin`.
       folds: operators of numbers to compute.
     """
     known = _known(graph)
-
-    def consume(matches: Matches, state: _Applying) -> _Applying:
-        variant = table.patterns.variant[matches.tree]
-        ok = matches.ok & _guarded(table, known, variant, matches.bound)
-        counted = state._replace(matches=state.matches.at[variant].add(ok.astype(jnp.int32)))
-        return jax.lax.cond(
-            counting, lambda: counted, lambda: _apply(table, variant, matches.bound, ok, counted)
-        )
 
     start = _Applying(
         graph,
@@ -86,9 +78,23 @@ def iterate(
         jnp.bool_(False),
         jnp.bool_(False),
     )
-    done = match_into(
-        table.patterns, active, graph, n_ops, window, consume, lambda s: ~s.full, start
-    )
+
+    def some(carry: tuple[Matching, _Applying]) -> tuple[Matching, _Applying]:
+        matching, state = carry
+        matching, (tree, bound, ok) = take(table.patterns, graph, n_ops, matching)
+        variant = table.patterns.variant[tree]
+        ok &= _guarded(table, known, variant, bound)
+        state = state._replace(matches=state.matches.at[variant].add(ok.astype(jnp.int32)))
+        return matching, jax.lax.cond(
+            counting, lambda: state, lambda: _apply(table, variant, bound, ok, state)
+        )
+
+    def going(carry: tuple[Matching, _Applying]) -> jax.Array:
+        matching, state = carry
+        return (matching.more | (matching.n > 0)) & ~state.full
+
+    first = begin(table.patterns, active, graph, n_ops, window)
+    done = jax.lax.while_loop(going, some, (first, start))[1]
 
     def restored() -> tuple[EGraph, jax.Array, jax.Array]:
         rebuilt, too_full = rebuild_and_fold(done.graph, folds)
@@ -156,9 +162,8 @@ def _apply(
         args = jnp.take_along_axis(classes, jnp.maximum(codes, 0), axis=1)
         args = jnp.where(codes >= 0, args, 0)
         data = table.new_data[variant, q][:, None]
-        graph, slots, made, full = arrays.add(
-            state.graph, state.table, new_op[:, q], args, data, present
-        )
+        nodes = ENodes(new_op[:, q], args, data, jnp.zeros((n_rows, 0), jnp.int32))
+        graph, slots, made, full = arrays.add(state.graph, state.table, nodes, present)
         changed = state.changed | (graph.n > state.graph.n)
         state = state._replace(graph=graph, table=slots, full=state.full | full, changed=changed)
         return state, classes.at[:, P + q].set(graph.parent[made])
@@ -196,8 +201,8 @@ def rebuild_and_fold(graph: EGraph, folds: Folds) -> tuple[EGraph, jax.Array]:
         new = ~jnp.isnan(found) & (known.value[graph.parent] == NO_VALUE)
         bits = jax.lax.bitcast_convert_type(found + 0.0, jnp.int32)[:, None]
         op = jnp.full(graph.bucket, NUMBER, jnp.int32)
-        table, none = arrays.table_of(graph)[0], jnp.zeros_like(graph.args)
-        added, _, slot, full = arrays.add(graph, table, op, none, bits, new)
+        numbers = ENodes(op, jnp.zeros_like(graph.args), bits, graph.notes)
+        added, _, slot, full = arrays.add(graph, arrays.table_of(graph)[0], numbers, new)
         parent = arrays.unite(added.parent, jnp.where(new & ~full, graph.parent, 0), slot)
         return added._replace(parent=parent), jnp.any(new) & ~full, full
 
