@@ -1,0 +1,290 @@
+"""One iteration of equality saturation on tensors, with the rule table of the other searches.
+
+A rule with one root is applied at its matches. The two roots of a rule with two are matched
+separately; the halves are then paired by the operand that they share.
+
+Letters: C rows of a window, V variants, S halves, P positions of a pattern, Q new nodes, A
+arguments; N slots.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.egraph import arrays
+from xrl_jax.egraph.arrays import HOLE, EGraph, ENodes, Table
+from xrl_jax.egraph.match import Matching, begin, take
+from xrl_jax.egraph.patterns import NO_VALUE, Patterns
+from xrl_jax.egraph.tensor_graph import COMMUTATIVE, data_of, features_of, notes_of
+from xrl_jax.engine.instantiate import instantiate
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import Nodes, TensorGraph
+from xrl_jax.language.table import P, Q, RuleTable
+from xrl_jax.runtime.engine_jit import engine_jit
+
+
+def patterns_of(table: RuleTable) -> Patterns:
+    """Return the pattern trees of a rule table."""
+    op, parent, slot = (np.asarray(x) for x in (table.pos_op, table.pos_parent, table.pos_slot))
+    used = np.asarray(table.tree_root) >= 0
+    is_op = (op > 0) & used[:, None]
+    number = np.cumsum(is_op, axis=1) - 1  # of an operator among those of its tree
+    n_levels = max(1, int(is_op.sum(1).max()))
+    rows, places = np.nonzero(is_op)
+    to = rows, number[is_op]
+
+    def of_ops(values: np.ndarray, blank: int) -> np.ndarray:
+        new = np.full((len(op), n_levels), blank, np.int32)
+        new[to] = values[rows, places]
+        return new
+
+    under = np.take_along_axis(number, parent, axis=1)
+    variable = (op == 0) & used[:, None]
+    arrays_of = {
+        "variant": np.asarray(table.tree_variant),
+        "op": of_ops(op, -1),
+        "arity": of_ops(np.asarray(table.pos_arity), 0),
+        "value": np.full((len(op), n_levels), NO_VALUE, np.int32),
+        "under": of_ops(under, 0),
+        "slot": of_ops(slot, 0),
+        "at": np.where(is_op, number, np.where(variable, under, -1)),
+        "at_slot": np.where(variable, slot, -1),
+        "same": np.where(variable, np.asarray(table.pos_same), -1),
+    }
+    return Patterns(**{name: jnp.asarray(x, jnp.int32) for name, x in arrays_of.items()})
+
+
+class TensorStep(NamedTuple):
+    """The result of an iteration."""
+
+    graph: EGraph
+    matches: jax.Array  # [V] int32, number of places where each variant was applied
+    changed: jax.Array  # bool, whether the e-graph differs from the one before
+    full: jax.Array  # bool, whether the bucket had no room for some matches, which were not applied
+    missing: jax.Array  # int32, halves for which there was no room; their pairs were not tried
+
+
+class _Halves(NamedTuple):
+    """Matches of one root of rules with two, in runs of the same variant and shared operand."""
+
+    tree: jax.Array  # [S]
+    bound: jax.Array  # [S, P]
+    n: jax.Array  # int32, number of halves; those above S are missing
+    order: jax.Array  # [S] indices of the second roots, sorted by run
+    low: jax.Array  # [S] of a first root: where its run begins in `order`
+    ends: jax.Array  # [S] number of pairs up to and including this first root
+    taken: jax.Array  # int32, number of pairs taken
+
+
+class _Rows(NamedTuple):
+    """Places where variants may be applied."""
+
+    variant: jax.Array  # [C]
+    bound: jax.Array  # [C, 2 P] e-nodes
+    ok: jax.Array  # [C]
+
+
+class _Applying(NamedTuple):
+    graph: EGraph
+    table: Table
+    matches: jax.Array
+    changed: jax.Array
+    full: jax.Array
+
+
+class _Frozen(NamedTuple):
+    """The e-graph that is matched, and what conditions see of it."""
+
+    rules: RuleTable
+    patterns: Patterns
+    graph: EGraph
+    features: Nodes
+    seen: jax.Array  # [N] the e-node by which conditions see a class: a constant if there is one
+
+
+def iterate(
+    rules: RuleTable,
+    patterns: Patterns,
+    active: jax.Array,
+    graph: EGraph,
+    *,
+    window: int,
+    n_halves: int,
+) -> TensorStep:
+    """Do one iteration with the active variants [V] on a rebuilt e-graph.
+
+    Args:
+      window: C, at least the number of trees.
+      n_halves: S, room for matches of rules with two roots.
+    """
+    features = features_of(graph)
+    frozen = _Frozen(rules, patterns, graph, features, _seen(graph, features))
+    matching = begin(
+        patterns, active[rules.tree_variant] & (rules.tree_root >= 0), graph, ops.N_OPS, window
+    )
+    none = jnp.zeros(n_halves, jnp.int32)
+    halves = _Halves(
+        none, jnp.zeros((n_halves, P), jnp.int32), jnp.int32(0), none, none, none, jnp.int32(0)
+    )
+    state = _Applying(
+        graph,
+        arrays.table_of(graph)[0],
+        jnp.zeros(rules.variant_rule.shape, jnp.int32),
+        jnp.bool_(False),
+        jnp.bool_(False),
+    )
+
+    def going(carry: tuple[Matching, _Halves, _Applying]) -> jax.Array:
+        matching, halves, state = carry
+        left = _is_left(matching) | (halves.taken < halves.ends[-1])
+        return left & ~state.full
+
+    def some(
+        carry: tuple[Matching, _Halves, _Applying],
+    ) -> tuple[Matching, _Halves, _Applying]:
+        matching, halves, state = carry
+        matching, halves, rows = jax.lax.cond(
+            _is_left(matching),
+            lambda: _from_matching(frozen, matching, halves),
+            lambda: (matching, *_from_pairs(frozen, halves, window)),
+        )
+        return matching, halves, _apply(frozen, rows, state)
+
+    _, halves, done = jax.lax.while_loop(going, some, (matching, halves, state))
+
+    def restored() -> tuple[EGraph, jax.Array]:
+        rebuilt = arrays.rebuild(done.graph, jnp.asarray(COMMUTATIVE))
+        same = [jnp.all(a == b) for a, b in zip(rebuilt, graph, strict=True)]
+        return rebuilt, ~jnp.all(jnp.stack(same))
+
+    rebuilt, changed = jax.lax.cond(done.changed, restored, lambda: (graph, jnp.bool_(False)))
+    return TensorStep(
+        rebuilt, done.matches, changed, done.full, jnp.maximum(halves.n - n_halves, 0)
+    )
+
+
+iterate_now = engine_jit(iterate, static_argnames=("window", "n_halves"))
+
+
+def _seen(graph: EGraph, features: Nodes) -> jax.Array:
+    n = graph.bucket
+    each = jnp.arange(n, dtype=jnp.int32)
+    is_number = (graph.op == ops.OPS["const"].code) & (features.ref < 0)
+    first = jnp.full(n, n, jnp.int32)
+    first = first.at[jnp.where(is_number, graph.parent, n)].min(each, mode="drop")
+    return jnp.where(first < n, first, each)
+
+
+def _is_left(matching: Matching) -> jax.Array:
+    return matching.more | (matching.n > 0)
+
+
+def _from_matching(
+    frozen: _Frozen, matching: Matching, halves: _Halves
+) -> tuple[Matching, _Halves, _Rows]:
+    """Take matches: those of one root to be applied, others to be paired."""
+    rules, patterns = frozen.rules, frozen.patterns
+    matching, (tree, bound, ok) = take(patterns, frozen.graph, ops.N_OPS, matching)
+    bound = jnp.where(patterns.at_slot[tree] >= 0, frozen.seen[bound], bound)
+    variant = rules.tree_variant[tree]
+    single = rules.variant_trees[variant, 1] < 0
+    size = halves.tree.shape[0]
+    half = ok & ~single
+    at = jnp.where(half, halves.n + jnp.cumsum(half) - 1, size)
+    halves = halves._replace(
+        tree=halves.tree.at[at].set(tree, mode="drop"),
+        bound=halves.bound.at[at].set(bound, mode="drop"),
+        n=halves.n + jnp.sum(half, dtype=jnp.int32),
+    )
+    halves = jax.lax.cond(_is_left(matching), lambda: halves, lambda: _in_runs(frozen, halves))
+    both = jnp.pad(bound, ((0, 0), (0, P)))
+    return matching, halves, _Rows(variant, both, ok & single)
+
+
+def _in_runs(frozen: _Frozen, halves: _Halves) -> _Halves:
+    """Sort all halves into runs."""
+    rules, size = frozen.rules, halves.tree.shape[0]
+    variant, which = rules.tree_variant[halves.tree], rules.tree_root[halves.tree]
+    exists = jnp.arange(size) < halves.n
+    shared = jnp.take_along_axis(halves.bound, rules.shared[variant, which][:, None], axis=1)[:, 0]
+    n_variants = rules.variant_rule.shape[0]
+    most = frozen.graph.bucket * n_variants
+    key = jnp.where(exists, frozen.graph.parent[shared] * n_variants + variant, most)
+    first_key = jnp.where(exists & (which == 0), key, -1)
+    second_key = jnp.where(exists & (which == 1), key, most)
+    ordered, order = jax.lax.sort_key_val(second_key, jnp.arange(size, dtype=jnp.int32))
+    low = jnp.searchsorted(ordered, first_key, side="left").astype(jnp.int32)
+    high = jnp.searchsorted(ordered, first_key, side="right").astype(jnp.int32)
+    ends = jnp.cumsum(jnp.where(first_key >= 0, high - low, 0), dtype=jnp.int32)
+    return halves._replace(order=order, low=low, ends=ends)
+
+
+def _from_pairs(frozen: _Frozen, halves: _Halves, window: int) -> tuple[_Halves, _Rows]:
+    """Take the next pairs of halves."""
+    rules, size = frozen.rules, halves.tree.shape[0]
+    number = halves.taken + jnp.arange(window, dtype=jnp.int32)
+    ok = number < halves.ends[-1]
+    left = jnp.searchsorted(halves.ends, number, side="right").astype(jnp.int32)
+    left = jnp.minimum(left, size - 1)
+    offset = number - jnp.where(left > 0, halves.ends[left - 1], 0)
+    right = halves.order[jnp.clip(halves.low[left] + offset, 0, size - 1)]
+    variant = rules.tree_variant[halves.tree[left]]
+    one, other = halves.bound[left], halves.bound[right]
+    classes, others = frozen.graph.parent[one], frozen.graph.parent[other]
+    ok &= classes[:, 0] != others[:, 0]
+    ok &= ~rules.symmetric[variant] | (one[:, 0] < other[:, 0])
+    cross = rules.cross_same[variant]
+    equal = jnp.take_along_axis(classes, jnp.maximum(cross, 0), axis=1) == others
+    ok &= jnp.all((cross < 0) | equal, axis=1)
+    rows = _Rows(variant, jnp.concatenate([one, other], axis=1), ok)
+    return halves._replace(taken=halves.taken + window), rows
+
+
+def _apply(frozen: _Frozen, rows: _Rows, state: _Applying) -> _Applying:
+    """Add what variants create on their bindings, where conditions hold, and unite it with the
+    roots.
+    """
+    rules, n_rows = frozen.rules, len(rows.variant)
+    nothing: Any = None
+    seen = TensorGraph(frozen.features, *[nothing] * 6)
+    variant = jnp.where(rows.ok, rows.variant, -1)
+    made = jax.vmap(instantiate, in_axes=(None, 0, 0, None))(rules, variant, rows.bound, seen)
+    ok = rows.ok & made.ok
+    notes = jax.vmap(notes_of)(made.nodes)
+    data = jax.vmap(data_of)(notes)
+    commutative = jnp.asarray(COMMUTATIVE)
+    new_classes = jnp.zeros((n_rows, Q), jnp.int32)
+    classes = jnp.concatenate([state.graph.parent[rows.bound], new_classes], axis=1)
+
+    def one(q: jax.Array, carry: tuple[_Applying, jax.Array]) -> tuple[_Applying, jax.Array]:
+        state, classes = carry
+        op, codes = made.nodes.op[:, q], made.args[:, q]
+        args = jnp.take_along_axis(classes, jnp.maximum(codes, 0), axis=1)
+        args = arrays.in_order(op, jnp.where(codes >= 0, args, 0), commutative)
+        nodes = ENodes(op, args, data[:, q], notes[:, q])
+        present = ok & (op != HOLE) & ~state.full
+        graph, table, slots, full = arrays.add(state.graph, state.table, nodes, present)
+        changed = state.changed | (graph.n > state.graph.n)
+        state = state._replace(graph=graph, table=table, full=state.full | full, changed=changed)
+        return state, classes.at[:, 2 * P + q].set(graph.parent[slots])
+
+    used = ok[:, None] & (made.nodes.op != HOLE)
+    most = jnp.max(jnp.where(used, jnp.arange(Q) + 1, 0))
+    state, classes = jax.lax.fori_loop(0, most, one, (state, classes))
+    ok &= ~state.full
+    before = parent = state.graph.parent
+    for which in range(2):
+        codes = rules.root_to[rows.variant, which]
+        to = jnp.take_along_axis(classes, jnp.maximum(codes, 0)[:, None], axis=1)[:, 0]
+        replaced = ok & (codes >= 0)
+        root = classes[:, which * P]
+        parent = arrays.unite(parent, jnp.where(replaced, root, 0), jnp.where(replaced, to, 0))
+    return state._replace(
+        graph=state.graph._replace(parent=parent),
+        matches=state.matches.at[rows.variant].add(ok.astype(jnp.int32)),
+        changed=state.changed | jnp.any(parent != before),
+    )
