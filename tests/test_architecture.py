@@ -23,7 +23,7 @@ PACKAGE = ROOT / "xrl_jax"
 # The order in which data flows. Each layer may import itself and the layers before it.
 LAYERS = (
     *("runtime", "graph", "libraries", "lower", "program", "language", "engine", "transform"),
-    *("frontends", "backends", "verify", "measure", "cost", "search", "accept", "rl"),
+    *("frontends", "backends", "verify", "measure", "egraph", "cost", "search", "accept", "rl"),
     *("strategies", "precision", "report", "optimize"),
 )
 MAY_IMPORT = {layer: set(LAYERS[: i + 1]) for i, layer in enumerate(LAYERS)} | {
