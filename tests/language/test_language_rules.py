@@ -5,7 +5,7 @@ functions of one variable and their derivatives and integrals, computed with JAX
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import pytest
 
 from xrl_jax.language.rule import Pattern, Rule, Term, Var
 from xrl_jax.language.rule_files import load_language
+from xrl_jax.language.sexpr import SList, symbol
 from xrl_jax.language.vocabulary import ANY, NUMBER
 
 MATH, PROP = load_language("math"), load_language("prop")
@@ -22,17 +23,26 @@ Function = Callable[[jax.Array], jax.Array]
 LOGIC = {"&": min, "|": max, "~": lambda a: 1 - a, "->": lambda a, b: max(1 - a, b)}
 
 
-def truth(t: Pattern | Term | Var, given: dict[str, float]) -> float:
-    if isinstance(t, Var) or t.op == ANY:
-        return given[t.name]
+def variable(t: Pattern | Term | Var) -> str:
+    """Return the name of a variable, which may be the whole left-hand side; "" for others."""
+    if isinstance(t, Pattern) and t.op == ANY:
+        return t.name
+    return t.name if isinstance(t, Var) else ""
+
+
+def truth(t: Pattern | Term | Var, given: Mapping[str, float]) -> float:
+    if variable(t):
+        return given[variable(t)]
+    assert not isinstance(t, Var)
     if t.op == NUMBER:
+        assert t.value is not None
         return t.value
     return LOGIC[t.op](*(truth(a, given) for a in t.args))
 
 
 @pytest.mark.parametrize("rule", PROP.rules, ids=lambda r: r.name)
 def test_rules_of_logic_hold_for_all_truth_values(rule):
-    for values in itertools.product((0, 1), repeat=3):
+    for values in itertools.product((0.0, 1.0), repeat=3):
         given = dict(zip(("?a", "?b", "?c"), values, strict=True))
         assert truth(rule.lhs[0], given) == truth(rule.rhs[0], given)
 
@@ -67,10 +77,13 @@ def integral(f: Function) -> Function:
 
 def function(t: Pattern | Term | Var, given: dict[str, Function]) -> Function:
     """Return what a pattern or term stands for, as a function of x."""
-    if isinstance(t, Var) or t.op == ANY:
-        return given[t.name]
+    if variable(t):
+        return given[variable(t)]
+    assert not isinstance(t, Var)
     if t.op == NUMBER:
-        return lambda x: jnp.full_like(x, t.value)
+        assert t.value is not None
+        value = t.value
+        return lambda x: jnp.full_like(x, value)
     if t.op == "d":
         return derivative(function(t.args[1], given))
     if t.op == "i":
@@ -89,8 +102,9 @@ def meaning(rule: Rule) -> dict[str, Function]:
     names = ["?a", "?b", "?c", "?f", "?g"]
     given = {n: functions[i % 3] for i, n in enumerate(names)}
     for guard in rule.conditions:
+        assert isinstance(guard, SList)
         if guard.head == "number":
-            given[guard.items[1].text] = lambda x: jnp.full_like(x, 3.0)
+            given[symbol(guard.items[1])] = lambda x: jnp.full_like(x, 3.0)
     return given | {"?x": lambda x: x, "?y": lambda x: jnp.full_like(x, 0.7)}
 
 

@@ -90,7 +90,9 @@ def unite(parent: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     compressed, so that every e-node points at the name of its class.
     """
 
-    def hook(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+    def hook(
+        carry: tuple[jax.Array, jax.Array, jax.Array],
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         parent, low, high = carry
         parent = _compressed(parent.at[high].min(low))
         a, b = parent[low], parent[high]
@@ -233,8 +235,11 @@ def compact(graph: EGraph) -> EGraph:
     nodes = nodes_of(graph)._replace(args=moved[graph.args])
     nodes = jax.tree.map(lambda x: put(x, jnp.zeros_like(x)), nodes)
     return EGraph(
-        *nodes,
-        put(moved, jnp.arange(n, dtype=jnp.int32)),
-        jnp.sum(live, dtype=jnp.int32) + 1,
-        moved[graph.roots],
+        nodes.op,
+        nodes.args,
+        nodes.data,
+        nodes.notes,
+        parent=put(moved, jnp.arange(n, dtype=jnp.int32)),
+        n=jnp.sum(live, dtype=jnp.int32) + 1,
+        roots=moved[graph.roots],
     )

@@ -81,7 +81,7 @@ class Saturated:
     graph: EGraph
     symbols: tuple[str, ...]
     iterations: tuple[Iteration, ...]
-    stop: Stop | None
+    stop: Stop
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -141,8 +141,10 @@ def saturate_terms(
             graph = done.graph
             matches = tuple(np.asarray(done.matches)[: len(rules)].tolist())
             iterations.append(Iteration(*run.counts(graph), matches))
-            found = Saturated(language, rules, graph, terms.symbols, tuple(iterations), None)
-            proven = bool(goals) and all(map(found.equals_first, goals))
+            proven = bool(goals) and all(
+                class_of(graph, goal, language, terms.symbols) == int(graph.roots[0])
+                for goal in goals
+            )
             saturated = chooser.is_saturated(bool(done.changed))
             stop = Stop.PROVEN if proven else run.stop(iterations, saturated, clock)
     except KeyboardInterrupt:

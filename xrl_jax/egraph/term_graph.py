@@ -57,10 +57,15 @@ def egraph_of(terms: Terms, bucket: int) -> EGraph:
     for slot, (code, given, value) in enumerate(terms.nodes, start=1):
         op[slot], data[slot] = code, value
         args[slot, : len(given)] = given
-    parent, n = np.arange(bucket, dtype=np.int32), np.int32(len(terms.nodes) + 1)
-    notes = np.zeros((bucket, 0), np.int32)
-    graph = EGraph(op, args, data, notes, parent, n, np.array(terms.roots, np.int32))
-    return jax.tree.map(jnp.asarray, graph)
+    return EGraph(
+        jnp.asarray(op),
+        jnp.asarray(args),
+        jnp.asarray(data),
+        jnp.zeros((bucket, 0), jnp.int32),
+        jnp.arange(bucket, dtype=jnp.int32),
+        jnp.int32(len(terms.nodes) + 1),
+        jnp.asarray(terms.roots, jnp.int32),
+    )
 
 
 def class_of(

@@ -125,7 +125,9 @@ class _Environment:
     ) -> Simulated[EGraph]:
         missing = len(self.table.rule) - self.n_actions
         logits = np.pad(preferences, (0, missing), constant_values=-np.inf).astype(np.float32)
-        done = self._simulate(self.table, state, action, key, logits, self.nodes)
+        done = self._simulate(
+            self.table, state, jnp.int32(action), key, jnp.asarray(logits), jnp.int32(self.nodes)
+        )
         return Simulated(
             done.child if bool(done.changed) else None,
             float(done.cost),
@@ -143,6 +145,16 @@ class _Rollout(NamedTuple):
     final: EGraph
     final_cost: jax.Array
     used: jax.Array  # [V]
+
+
+class _Rolling(NamedTuple):
+    """A rollout under way."""
+
+    made: jax.Array  # int32, number of rules tried
+    graph: EGraph
+    key: jax.Array
+    idle: jax.Array  # [V] bool, rules that change nothing now
+    used: jax.Array  # [V] int32, how often each rule changed the e-graph
 
 
 @functools.partial(engine_jit, static_argnames=("n_ops", "folds"))
@@ -170,20 +182,22 @@ def _simulate(
 
     child, changed = applied(graph, action)
 
-    def going(carry: tuple[jax.Array, ...]) -> jax.Array:
+    def going(carry: _Rolling) -> jax.Array:
         made, graph, _, idle, _ = carry
         left = jnp.any(jnp.isfinite(logits) & ~idle)
         return changed & left & (graph.n <= nodes) & (made < _MOST_ACTIONS)
 
-    def roll(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def roll(carry: _Rolling) -> _Rolling:
         made, graph, key, idle, used = carry
         key, drawing = jax.random.split(key)
         rule = jax.random.categorical(drawing, jnp.where(idle, -jnp.inf, logits))
         new, differs = applied(graph, rule)
         idle = jnp.where(differs, False, idle).at[rule].set(~differs)
-        return made + 1, new, key, idle, used.at[rule].add(differs.astype(jnp.int32))
+        used = used.at[rule].add(differs.astype(jnp.int32))
+        return _Rolling(made + 1, new, key, idle, used)
 
-    start = jnp.int32(0), child, key, rules < 0, jnp.zeros(len(rules), jnp.int32)
+    none = jnp.zeros(len(rules), jnp.int32)
+    start = _Rolling(jnp.int32(0), child, key, rules < 0, none)
     _, final, _, _, used = jax.lax.while_loop(going, roll, start)
     return _Rollout(child, changed, _smallest(child), final, _smallest(final), used)
 

@@ -30,7 +30,6 @@ def write(stream: IO[bytes], message: Any) -> None:
 
 
 def _solve(given: dict[str, Any], seconds: float) -> dict[str, Any]:
-    import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array
 
@@ -41,7 +40,7 @@ def _solve(given: dict[str, Any], seconds: float) -> dict[str, Any]:
         given["cost"],
         integrality=given["integral"],
         bounds=Bounds(given["least"], given["most"]),
-        constraints=LinearConstraint(matrix, given["low"], np.full(shape[0], np.inf)),
+        constraints=LinearConstraint(matrix, lb=given["low"]),
         options={"time_limit": seconds, "mip_rel_gap": 0.0},
     )
     bound = getattr(found, "mip_dual_bound", None)

@@ -105,7 +105,7 @@ def test_enodes_that_are_never_better_are_left_out():
 def drawn(seed: int) -> Instance:
     """Return a random e-graph with cycles, of seven classes with up to three e-nodes."""
     draw = random.Random(seed)
-    rows = [
+    rows: list[tuple[str, int, float, tuple[int, ...]]] = [
         (f"leaf {c}", c, draw.randint(3, 9), ()) for c in range(7) if c > 3 or draw.random() < 0.3
     ]
     for c in range(7):
