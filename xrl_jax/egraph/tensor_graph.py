@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xrl_jax.egraph import arrays
 from xrl_jax.egraph.arrays import HOLE, EGraph
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Nodes, TensorGraph, args_of
+from xrl_jax.graph.graph import GraphError, Node, Nodes, TensorGraph, args_of, build, node_at
 from xrl_jax.graph.hash import dot_words
 from xrl_jax.runtime.engine_jit import engine_jit
 
@@ -76,6 +77,44 @@ def egraph_of(graph: TensorGraph, bucket: int) -> EGraph:
         roots,
     )
     return _rebuilt(arrays.grow(given, max(bucket, n)))
+
+
+def extracted(graph: EGraph, chosen: np.ndarray, n_outputs: int) -> TensorGraph:
+    """Return the tensor graph of a choice.
+
+    Args:
+      chosen: [N], in the slot of each class's name its e-node; acyclic.
+      n_outputs: how many of the roots are outputs; the others are pinned nodes.
+
+    Raises:
+      GraphError: the choice has a cycle, or lacks an e-node.
+    """
+    features: Nodes = jax.tree.map(np.asarray, features_of(graph))
+    args, roots = np.asarray(graph.args), np.asarray(graph.roots).tolist()
+    place: dict[int, int] = {}  # of a class among the nodes made
+    under_way: set[int] = set()
+    nodes: list[Node] = []
+    stack = roots[::-1]
+    while stack:
+        c = stack[-1]
+        slot = int(chosen[c])
+        if c in place:
+            stack.pop()
+            continue
+        if slot == HOLE:
+            raise GraphError(f"class {c} has no e-node")
+        needed = [int(a) for a in args[slot] if a]
+        missing = [a for a in needed if a not in place]
+        if not missing:
+            place[c] = len(nodes)
+            nodes.append(node_at(features, slot, [place[a] for a in needed]))
+            stack.pop()
+        elif c in under_way:
+            raise GraphError(f"the choice has a cycle through class {c}")
+        else:
+            under_way.add(c)
+            stack.extend(missing[::-1])
+    return build(nodes, [place[c] for c in roots[:n_outputs]])
 
 
 @engine_jit
