@@ -43,7 +43,7 @@ def truth(t: Pattern | Term | Var, given: Mapping[str, float]) -> float:
 @pytest.mark.parametrize("rule", PROP.rules, ids=lambda r: r.name)
 def test_rules_of_logic_hold_for_all_truth_values(rule):
     for values in itertools.product((0.0, 1.0), repeat=3):
-        given = dict(zip(("?a", "?b", "?c"), values, strict=True))
+        given: dict[str, float] = dict(zip(["?a", "?b", "?c"], values, strict=True))
         assert truth(rule.lhs[0], given) == truth(rule.rhs[0], given)
 
 

@@ -16,14 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.egraph import arrays
-from xrl_jax.egraph.arrays import HOLE, EGraph, ENodes, Table
+from xrl_jax.egraph.apply import Applying, NewENodes, apply_at, applying, differ
+from xrl_jax.egraph.arrays import EGraph
 from xrl_jax.egraph.match import Matching, begin, take
 from xrl_jax.egraph.patterns import NO_VALUE, Patterns
 from xrl_jax.egraph.tensor_graph import COMMUTATIVE, data_of, features_of, notes_of
-from xrl_jax.engine.instantiate import instantiate
+from xrl_jax.engine.instantiate import BindingBatch, evaluate_on
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Nodes, TensorGraph
-from xrl_jax.language.table import P, Q, RuleTable
+from xrl_jax.language.table import P, RuleTable
 from xrl_jax.runtime.engine_jit import engine_jit
 
 
@@ -88,14 +89,6 @@ class _Rows(NamedTuple):
     ok: jax.Array  # [C]
 
 
-class _Applying(NamedTuple):
-    graph: EGraph
-    table: Table
-    matches: jax.Array
-    changed: jax.Array
-    full: jax.Array
-
-
 class _Frozen(NamedTuple):
     """The e-graph that is matched, and what conditions see of it."""
 
@@ -130,22 +123,15 @@ def iterate(
     halves = _Halves(
         none, jnp.zeros((n_halves, P), jnp.int32), jnp.int32(0), none, none, none, jnp.int32(0)
     )
-    state = _Applying(
-        graph,
-        arrays.table_of(graph)[0],
-        jnp.zeros(rules.variant_rule.shape, jnp.int32),
-        jnp.bool_(False),
-        jnp.bool_(False),
-    )
 
-    def going(carry: tuple[Matching, _Halves, _Applying]) -> jax.Array:
+    def going(carry: tuple[Matching, _Halves, Applying]) -> jax.Array:
         matching, halves, state = carry
         left = _is_left(matching) | (halves.taken < halves.ends[-1])
         return left & ~state.full
 
     def some(
-        carry: tuple[Matching, _Halves, _Applying],
-    ) -> tuple[Matching, _Halves, _Applying]:
+        carry: tuple[Matching, _Halves, Applying],
+    ) -> tuple[Matching, _Halves, Applying]:
         matching, halves, state = carry
         matching, halves, rows = jax.lax.cond(
             _is_left(matching),
@@ -154,12 +140,12 @@ def iterate(
         )
         return matching, halves, _apply(frozen, rows, state)
 
-    _, halves, done = jax.lax.while_loop(going, some, (matching, halves, state))
+    first = applying(graph, len(rules.variant_rule))
+    _, halves, done = jax.lax.while_loop(going, some, (matching, halves, first))
 
     def restored() -> tuple[EGraph, jax.Array]:
         rebuilt = arrays.rebuild(done.graph, jnp.asarray(COMMUTATIVE))
-        same = [jnp.all(a == b) for a, b in zip(rebuilt, graph, strict=True)]
-        return rebuilt, ~jnp.all(jnp.stack(same))
+        return rebuilt, differ(rebuilt, graph)
 
     rebuilt, changed = jax.lax.cond(done.changed, restored, lambda: (graph, jnp.bool_(False)))
     return TensorStep(
@@ -244,47 +230,29 @@ def _from_pairs(frozen: _Frozen, halves: _Halves, window: int) -> tuple[_Halves,
     return halves._replace(taken=halves.taken + window), rows
 
 
-def _apply(frozen: _Frozen, rows: _Rows, state: _Applying) -> _Applying:
-    """Add what variants create on their bindings, where conditions hold, and unite it with the
-    roots.
-    """
-    rules, n_rows = frozen.rules, len(rows.variant)
+def _created(_: None, batch: BindingBatch) -> tuple[jax.Array, NewENodes]:
+    """Return where variants apply [C], and the e-nodes that they create."""
+    made = batch.made
+    notes = jax.vmap(notes_of)(made.nodes)
+    return made.ok, NewENodes(made.nodes.op, made.args, jax.vmap(data_of)(notes), notes)
+
+
+def _apply(frozen: _Frozen, rows: _Rows, state: Applying) -> Applying:
+    """Apply variants to their bindings where conditions hold."""
+    rules = frozen.rules
     nothing: Any = None
     seen = TensorGraph(frozen.features, *[nothing] * 6)
     variant = jnp.where(rows.ok, rows.variant, -1)
-    made = jax.vmap(instantiate, in_axes=(None, 0, 0, None))(rules, variant, rows.bound, seen)
-    ok = rows.ok & made.ok
-    notes = jax.vmap(notes_of)(made.nodes)
-    data = jax.vmap(data_of)(notes)
-    commutative = jnp.asarray(COMMUTATIVE)
-    new_classes = jnp.zeros((n_rows, Q), jnp.int32)
-    classes = jnp.concatenate([state.graph.parent[rows.bound], new_classes], axis=1)
-
-    def one(q: jax.Array, carry: tuple[_Applying, jax.Array]) -> tuple[_Applying, jax.Array]:
-        state, classes = carry
-        op, codes = made.nodes.op[:, q], made.args[:, q]
-        args = jnp.take_along_axis(classes, jnp.maximum(codes, 0), axis=1)
-        args = arrays.in_order(op, jnp.where(codes >= 0, args, 0), commutative)
-        nodes = ENodes(op, args, data[:, q], notes[:, q])
-        present = ok & (op != HOLE) & ~state.full
-        graph, table, slots, full = arrays.add(state.graph, state.table, nodes, present)
-        changed = state.changed | (graph.n > state.graph.n)
-        state = state._replace(graph=graph, table=table, full=state.full | full, changed=changed)
-        return state, classes.at[:, 2 * P + q].set(graph.parent[slots])
-
-    used = ok[:, None] & (made.nodes.op != HOLE)
-    most = jnp.max(jnp.where(used, jnp.arange(Q) + 1, 0))
-    state, classes = jax.lax.fori_loop(0, most, one, (state, classes))
-    ok &= ~state.full
-    before = parent = state.graph.parent
-    for which in range(2):
-        codes = rules.root_to[rows.variant, which]
-        to = jnp.take_along_axis(classes, jnp.maximum(codes, 0)[:, None], axis=1)[:, 0]
-        replaced = ok & (codes >= 0)
-        root = classes[:, which * P]
-        parent = arrays.unite(parent, jnp.where(replaced, root, 0), jnp.where(replaced, to, 0))
-    return state._replace(
-        graph=state.graph._replace(parent=parent),
-        matches=state.matches.at[rows.variant].add(ok.astype(jnp.int32)),
-        changed=state.changed | jnp.any(parent != before),
+    holds, new = jax.vmap(evaluate_on, in_axes=(None, None, 0, 0, None))(
+        _created, rules, variant, rows.bound, seen
+    )
+    to = rules.root_to[rows.variant]
+    return apply_at(
+        state,
+        rows.variant,
+        rows.bound,
+        rows.ok & holds,
+        new,
+        [(0, to[:, 0]), (P, to[:, 1])],
+        jnp.asarray(COMMUTATIVE),
     )

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from xrl_jax.egraph import arrays
-from xrl_jax.egraph.arrays import HOLE, EGraph, ENodes, Table
+from xrl_jax.egraph.apply import Applying, NewENodes, apply_at, applying, differ
+from xrl_jax.egraph.arrays import HOLE, EGraph, ENodes
 from xrl_jax.egraph.match import Matching, begin, take
-from xrl_jax.egraph.patterns import NO_VALUE, P, Q, TermTable
+from xrl_jax.egraph.patterns import NO_VALUE, Q, TermTable
 from xrl_jax.language.terms import FOLD_ARITY, FOLDS, Language
 from xrl_jax.runtime.engine_jit import engine_jit
 
@@ -44,14 +45,6 @@ class _Known(NamedTuple):
     symbol: jax.Array  # [N] bool, whether a symbol is among the e-nodes
 
 
-class _Applying(NamedTuple):
-    graph: EGraph
-    table: Table
-    matches: jax.Array
-    changed: jax.Array
-    full: jax.Array
-
-
 def iterate(
     table: TermTable,
     active: jax.Array,
@@ -71,36 +64,36 @@ def iterate(
     """
     known = _known(graph)
 
-    start = _Applying(
-        graph,
-        arrays.table_of(graph)[0],
-        jnp.zeros(table.rule.shape, jnp.int32),
-        jnp.bool_(False),
-        jnp.bool_(False),
-    )
-
-    def some(carry: tuple[Matching, _Applying]) -> tuple[Matching, _Applying]:
+    def some(carry: tuple[Matching, Applying]) -> tuple[Matching, Applying]:
         matching, state = carry
         matching, (tree, bound, ok) = take(table.patterns, graph, n_ops, matching)
         variant = table.patterns.variant[tree]
         ok &= _guarded(table, known, variant, bound)
-        state = state._replace(matches=state.matches.at[variant].add(ok.astype(jnp.int32)))
+        counted = state._replace(matches=state.matches.at[variant].add(ok.astype(jnp.int32)))
+        new = NewENodes(
+            table.new_op[variant],
+            table.new_args[variant],
+            table.new_data[variant][:, :, None],
+            jnp.zeros((len(variant), Q, 0), jnp.int32),
+        )
+        replaced = [(0, table.root_to[variant])]
         return matching, jax.lax.cond(
-            counting, lambda: state, lambda: _apply(table, variant, bound, ok, state)
+            counting,
+            lambda: counted,
+            lambda: apply_at(state, variant, bound, ok, new, replaced),
         )
 
-    def going(carry: tuple[Matching, _Applying]) -> jax.Array:
+    def going(carry: tuple[Matching, Applying]) -> jax.Array:
         matching, state = carry
         return (matching.more | (matching.n > 0)) & ~state.full
 
     first = begin(table.patterns, active, graph, n_ops, window)
-    done = jax.lax.while_loop(going, some, (first, start))[1]
+    done = jax.lax.while_loop(going, some, (first, applying(graph, len(table.rule))))[1]
 
     def restored() -> tuple[EGraph, jax.Array, jax.Array]:
         rebuilt, too_full = rebuild_and_fold(done.graph, folds)
         # Folding removes e-nodes that rules add in each iteration.
-        same = [jnp.all(a == b) for a, b in zip(rebuilt, graph, strict=True)]
-        return rebuilt, done.full | too_full, ~jnp.all(jnp.stack(same))
+        return rebuilt, done.full | too_full, differ(rebuilt, graph)
 
     rebuilt, full, changed = jax.lax.cond(
         done.changed, restored, lambda: (graph, done.full, jnp.bool_(False))
@@ -143,45 +136,6 @@ def _guarded(table: TermTable, known: _Known, variant: jax.Array, bound: jax.Arr
         True,
     )
     return jnp.all(holds, axis=1)
-
-
-def _apply(
-    table: TermTable, variant: jax.Array, bound: jax.Array, ok: jax.Array, state: _Applying
-) -> _Applying:
-    """Add the right-hand sides of matches [C], and unite them with the matched classes."""
-    n_rows = len(variant)
-    classes = jnp.concatenate(
-        [state.graph.parent[bound], jnp.zeros((n_rows, Q), jnp.int32)], axis=1
-    )
-    new_op, new_args = table.new_op[variant], table.new_args[variant]
-
-    def one(q: jax.Array, carry: tuple[_Applying, jax.Array]) -> tuple[_Applying, jax.Array]:
-        state, classes = carry
-        present = ok & (new_op[:, q] != HOLE) & ~state.full
-        codes = new_args[:, q]
-        args = jnp.take_along_axis(classes, jnp.maximum(codes, 0), axis=1)
-        args = jnp.where(codes >= 0, args, 0)
-        data = table.new_data[variant, q][:, None]
-        nodes = ENodes(new_op[:, q], args, data, jnp.zeros((n_rows, 0), jnp.int32))
-        graph, slots, made, full = arrays.add(state.graph, state.table, nodes, present)
-        changed = state.changed | (graph.n > state.graph.n)
-        state = state._replace(graph=graph, table=slots, full=state.full | full, changed=changed)
-        return state, classes.at[:, P + q].set(graph.parent[made])
-
-    most = jnp.max(jnp.where(ok[:, None] & (new_op != HOLE), jnp.arange(Q) + 1, 0))
-    state, classes = jax.lax.fori_loop(0, most, one, (state, classes))
-    to = jnp.take_along_axis(classes, table.root_to[variant][:, None], axis=1)[:, 0]
-    ok &= ~state.full
-    before = state.graph.parent
-    parent = arrays.unite(before, jnp.where(ok, classes[:, 0], 0), jnp.where(ok, to, 0))
-    return state._replace(
-        graph=state.graph._replace(parent=parent),
-        changed=state.changed | jnp.any(parent != before),
-    )
-
-
-def _n_arguments(name: str) -> int:
-    return 1 if name in ("not", "neg") else 2
 
 
 def rebuild_and_fold(graph: EGraph, folds: Folds) -> tuple[EGraph, jax.Array]:
