@@ -56,7 +56,7 @@ from xrl_jax.language.sexpr import (
     read,
     symbol,
 )
-from xrl_jax.language.vocabulary import ANY, LEAVES, NUMBER, TENSORS, Vocabulary, check_guard
+from xrl_jax.language.vocabulary import ANY, LEAVES, NUMBER, Vocabulary, check_guard, tensors
 from xrl_jax.lower.table import number_of
 
 
@@ -92,17 +92,18 @@ def parse_rules(
 
 
 def parse_rule(
-    form: SList, macros: Macros, vocabulary: Vocabulary = TENSORS, *, source: str = ""
+    form: SList, macros: Macros, vocabulary: Vocabulary | None = None, *, source: str = ""
 ) -> Rule:
     """Parse one rule.
 
     Args:
+      vocabulary: that of tensors by default.
       source: that of a rule which names none.
 
     Raises:
       RuleError: the rule is refused; the message has line and column of the culprit.
     """
-    return _Parser(macros, vocabulary).rule(form, source)
+    return _Parser(macros, vocabulary or tensors()).rule(form, source)
 
 
 _CONSTANT = "const NUMBER :dtype-of ?x"

@@ -38,7 +38,9 @@ class Vocabulary:
     of_terms: bool = False
 
 
-TENSORS = Vocabulary(ops.OPS)
+def tensors() -> Vocabulary:
+    """Return the operators of tensor graphs."""
+    return Vocabulary(ops.OPS)
 
 
 def check_guard(e: SExpr, bound: Collection[str]) -> None:
