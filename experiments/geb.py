@@ -95,6 +95,10 @@ def run_case(case: Case, language: Language, settings: Settings) -> Result:
         root = int(grown.graph.roots[0])
         costs[name] = (float(choice.cost[root]),)
         found.append(expression_of(grown.graph, choice, root, language, grown.symbols))
+    # Compiles what is timed below.
+    search_terms(
+        case.expression, language, rules, key=jax.random.key(0), simulations=1, folding=folding
+    )
     for name in ("mcts", "restarts"):
         clock, each = Stopwatch(float("inf")), []
         for seed in range(settings.seeds):
@@ -188,7 +192,11 @@ def run(cases: Sequence[Case], settings: Settings, tell: Callable[[str], None]) 
         with on_cpu():
             for n, case in enumerate(cases, start=1):
                 tell(f"[{n}/{len(cases)}] {case.language} {case.name}")
-                results.append(run_case(case, load_language(case.language), settings))
+                try:
+                    results.append(run_case(case, load_language(case.language), settings))
+                except ValueError as error:
+                    tell(f"error: {case.language} {case.name}: {error}")
+                    status = 1
     except KeyboardInterrupt:
         status = 130
     if results:

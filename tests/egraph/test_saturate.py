@@ -166,6 +166,12 @@ def test_all_schedules_end_with_the_same_classes(schedule):
     assert (found.stop, found.counts) == (Stop.SATURATED, (76, 21))
 
 
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_without_rules_nothing_changes(schedule):
+    found = saturate_terms([parse_expression("(sin x)", MATH)], MATH, [], schedule=schedule)
+    assert (found.stop, found.counts) == (Stop.SATURATED, (2, 2))
+
+
 def test_a_rule_that_matches_too_often_is_banned():
     """Associativity has 1,840 places in the fourth iteration, above a thousand."""
     rules = [r for r in MATH.rules if r.name in ("comm-+", "assoc-+")]

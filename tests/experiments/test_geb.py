@@ -10,7 +10,7 @@ from experiments import geb
 from experiments.geb import Result, Settings, summary, table
 from experiments.geb_cases import Case, CaseError, drawn, parsed, read, same_values
 from xrl_jax.language.rule_files import load_language
-from xrl_jax.language.terms import parse_expression
+from xrl_jax.language.terms import Expression, parse_expression
 
 MATH, PROP = load_language("math"), load_language("prop")
 
@@ -92,3 +92,16 @@ def test_one_case_by_all_searches(capsys: pytest.CaptureFixture[str]) -> None:
     case = Case("math", "0", parsed("Mul(x=Add(x='y', y=0), y=Cos(x=1))"), {"egg": 3.0})
     assert geb.run([case], Settings(100, 20, 20.0, 2), lambda _: None) == 1
     assert "| math 0 | 3 | 4 | 4 | 4 | 4 |" in capsys.readouterr().out
+
+
+def test_a_case_that_is_too_large_does_not_end_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    large: Expression = 0.0
+    for k in range(600):
+        large = ("+", large, float(k))
+    told: list[str] = []
+    cases = [Case("math", "large", large), Case("math", "small", ("sin", 0.0), {"egg": 2.0})]
+    assert geb.run(cases, Settings(50, 3, 20.0, 1), told.append) == 1
+    assert any("error: math large: an expression is nested too deeply" in line for line in told)
+    assert "| math small | 2 |" in capsys.readouterr().out

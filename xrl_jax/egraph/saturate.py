@@ -234,7 +234,7 @@ class _Turns(_All):
     turn, unchanged = -1, 0
 
     def active(self, graph: EGraph) -> np.ndarray:
-        self.turn = (self.turn + 1) % self.run.n_rules
+        self.turn = (self.turn + 1) % max(self.run.n_rules, 1)
         return np.arange(len(self.run.every)) == self.turn
 
     def is_saturated(self, changed: bool) -> bool:

@@ -161,12 +161,18 @@ def test_an_egraph_is_read_from_extraction_gyms_format():
     assert extract(instance, lambda: 5.0).choice.cost == 3.0
 
 
+def test_an_enode_without_cost_or_children_is_a_leaf_for_one():
+    text = '{"nodes": {"a": {"op": "x", "eclass": "0"}}, "root_eclasses": ["0"]}'
+    assert extract(from_json(text), lambda: 0.0).choice.cost == 1.0
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[1, 2]", "not an e-graph"),
         ("{", "not an e-graph"),
         ('{"nodes": {}}', "has no 'root_eclasses'"),
+        ('{"nodes": {}, "root_eclasses": []}', "names no root"),
         (json.dumps(GIVEN).replace('["1.0", "1.0"]', '["7.0"]'), "has no '7.0'"),
         (
             json.dumps(GIVEN).replace('"root_eclasses": ["0"]', '"root_eclasses": ["5"]'),

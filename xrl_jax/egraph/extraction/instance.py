@@ -131,10 +131,10 @@ def _undominated(rows: Sequence[_Row]) -> list[_Row]:
 
 
 def from_json(text: str) -> Instance:
-    """Read an e-graph in the format of extraction-gym.
+    """Read an e-graph in the format of extraction-gym; an e-node without a cost costs 1.
 
     Raises:
-      InstanceError: the text is something else, or a node or class is missing.
+      InstanceError: the text is something else, a node or class is missing, or there is no root.
     """
     try:
         given: dict[str, Any] = json.loads(text)
@@ -146,8 +146,8 @@ def from_json(text: str) -> Instance:
             (
                 name,
                 number[n["eclass"]],
-                float(n["cost"]),
-                [number[nodes[child]["eclass"]] for child in n["children"]],
+                float(n.get("cost", 1.0)),
+                [number[nodes[child]["eclass"]] for child in n.get("children", ())],
             )
             for name, n in nodes.items()
         ]
@@ -156,6 +156,8 @@ def from_json(text: str) -> Instance:
         raise InstanceError(f"the e-graph has no {error}") from None
     except (TypeError, ValueError) as error:
         raise InstanceError(f"not an e-graph of extraction-gym: {error}") from None
+    if not wanted:
+        raise InstanceError("the e-graph names no root: root_eclasses is empty")
     return instance_of(rows, wanted, len(number))
 
 
