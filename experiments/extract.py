@@ -76,12 +76,9 @@ def run_file(path: Path, seconds: float, seed: int, tell: Callable[[str], None])
     instance = read(path)
     name = path.name.removesuffix(".gz").removesuffix(".json")
     clock = Stopwatch(seconds)
-    best = [float("inf")]
 
     def better(choice: Choice) -> None:
-        if choice.cost < best[0]:
-            best[0] = choice.cost
-            tell(f"[{clock.elapsed:4.0f} s] {name}: {choice.cost:.6g}")
+        tell(f"[{clock.elapsed:4.0f} s] {name}: {choice.cost:.6g}")
 
     found = extract(instance, lambda: clock.left, seed=seed, tell=better)
     elapsed = clock.elapsed
@@ -111,6 +108,8 @@ def main(argv: Sequence[str]) -> int:
         except KeyboardInterrupt:
             return 130
         print(f"| {' | '.join(row.cells())} |", flush=True)
+        if row.found.interrupted:
+            return 130
     return status
 
 

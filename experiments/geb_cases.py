@@ -10,15 +10,14 @@ from __future__ import annotations
 import ast
 import csv
 import itertools
-import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from xrl_jax.language.terms import FOLDS, Expression, Language
+from xrl_jax.language.terms import Expression, Language
 
 LANGUAGES = {"MathLang": "math", "PropLang": "prop"}
 OPERATORS = {
@@ -27,6 +26,7 @@ OPERATORS = {
     **{"And": "&", "Not": "~", "Or": "|", "Implies": "->"},
 }
 _VALUES = 8  # assignments of numbers that two expressions are compared on
+_MOST_SYMBOLS = 12  # of propositions that are compared on all assignments
 
 
 class CaseError(ValueError):
@@ -113,47 +113,42 @@ def drawn(language: Language, seed: int, *, depth: int = 5) -> Expression:
     return make(draw.choice(sorted(arity)), 0)
 
 
-_FUNCTIONS = {
-    "pow": lambda a, b: np.power(a, b),
-    "sqrt": np.sqrt,
-    "sin": np.sin,
-    "cos": np.cos,
-    "ln": np.log,
+# What operators mean, apart from how the languages compute them.
+_MEANING: dict[str, Callable[..., np.ndarray]] = {
+    **{"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "pow": np.power},
+    **{"sqrt": np.sqrt, "sin": np.sin, "cos": np.cos, "ln": np.log},
+    **{"&": np.minimum, "|": np.maximum, "~": lambda a: 1.0 - a},
+    "->": lambda a, b: np.maximum(1.0 - a, b),
 }
 
 
 def same_values(a: Expression, b: Expression, language: Language) -> bool | None:
     """Return whether two expressions have the same values; None where that cannot be told, as for
-    derivatives. Propositions are compared on all assignments, others on random numbers.
+    derivatives. Few symbols of propositions are compared on all assignments, others at random.
     """
     symbols = sorted(_symbols(a) | _symbols(b))
     if _operators(a) & {"d", "i"} or _operators(b) & {"d", "i"}:
         return None
-    if language.name == "prop":
-        rows = itertools.product((0.0, 1.0), repeat=len(symbols))
+    rng = np.random.default_rng(0)
+    if language.name != "prop":
+        values = rng.uniform(0.5, 2.0, (len(symbols), _VALUES))
+    elif len(symbols) <= _MOST_SYMBOLS:
+        values = np.array(list(itertools.product((0.0, 1.0), repeat=len(symbols)))).T
     else:
-        rng = np.random.default_rng(0)
-        rows = (rng.uniform(0.5, 2.0, len(symbols)) for _ in range(_VALUES))
-    told = None
-    for row in rows:
-        given = dict(zip(symbols, map(float, row), strict=True))
-        with np.errstate(all="ignore"):
-            x, y = (_value(e, given, language) for e in (a, b))
-        if math.isfinite(x) and math.isfinite(y):
-            told = math.isclose(x, y, rel_tol=1e-5, abs_tol=1e-5)
-            if not told:
-                return False
-    return told
+        values = rng.integers(0, 2, (len(symbols), 2**_MOST_SYMBOLS)).astype(np.float64)
+    given = dict(zip(symbols, values, strict=True))
+    with np.errstate(all="ignore"):
+        x, y = np.broadcast_arrays(*(_value(e, given) for e in (a, b)))
+    told = np.isfinite(x) & np.isfinite(y)
+    return bool(np.allclose(x[told], y[told], 1e-6, 1e-9)) if told.any() else None
 
 
-def _value(e: Expression, given: Mapping[str, float], language: Language) -> float:
+def _value(e: Expression, given: Mapping[str, np.ndarray]) -> np.ndarray:
     if isinstance(e, str):
         return given[e]
     if not isinstance(e, tuple):
-        return e
-    args = [np.float64(_value(a, given, language)) for a in e[1:]]
-    fold = language.folds.get(str(e[0]))
-    return float(FOLDS[fold](*args) if fold else _FUNCTIONS[str(e[0])](*args))
+        return np.float64(e)
+    return _MEANING[str(e[0])](*(_value(a, given) for a in e[1:]))
 
 
 def _symbols(e: Expression) -> set[str]:

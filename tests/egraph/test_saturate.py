@@ -146,9 +146,19 @@ def test_folding_leaves_one_number():
     assert found.equals_first(7.0)
 
 
-def test_dividing_by_zero_is_not_folded():
-    found = saturate_terms([parse_expression("(/ 1 0)", MATH)], MATH, rules=[])
-    assert found.counts == (3, 3)
+@pytest.mark.parametrize(
+    "text", ["(/ 1 0)", "(/ 1 3)", "(+ 16777215 1)", "(* 4099 4099)", "(+ 0.1 0.2)"]
+)
+def test_what_float32_does_not_hold_exactly_is_not_folded(text):
+    found = saturate_terms([parse_expression(text, MATH)], MATH, rules=[])
+    assert found.counts in ((3, 3), (2, 2))
+
+
+def test_a_number_that_float32_rounds_is_refused():
+    with pytest.raises(ValueError, match="16777217.0 would be 16777216.0"):
+        saturate_terms([parse_expression("(- 16777217 16777216)", MATH)], MATH)
+    with pytest.raises(ValueError, match="1e[+]39 would be inf"):
+        saturate_terms([parse_expression("(- 1e39 1)", MATH)], MATH)
 
 
 def test_saturation_ends_when_nothing_is_left():

@@ -59,6 +59,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str, messag
         ("(/ 1 0)", "3", MATH, None),
         ("(-> a b)", "(| (~ a) b)", PROP, True),
         ("(-> a b)", "(| a (~ b))", PROP, False),
+        ("true", "(| a (~ a))", PROP, True),
     ],
 )
 def test_results_are_checked_by_values(one, other, language, same) -> None:

@@ -27,7 +27,16 @@ def test_a_language_has_operators_constants_and_rules():
     assert sets.vocabulary.constants == {"empty": 0.0}
 
 
-@pytest.mark.parametrize("text", ["x", "(union x empty)", "(minus (union a b) 2.5)"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x",
+        "(union x empty)",
+        "(minus (union a b) 2.5)",
+        "(union nan 16777215)",
+        "(union 0.1 -1e-07)",
+    ],
+)
 def test_an_expression_is_read_as_it_is_written(text):
     sets = parse_language(SETS)
     assert expression_text(parse_expression(text, sets), sets) == text

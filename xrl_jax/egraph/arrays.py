@@ -74,20 +74,11 @@ def counts(graph: EGraph) -> tuple[jax.Array, jax.Array]:
     return jnp.sum(live), jnp.sum(live & first)
 
 
-def find(parent: jax.Array, classes: jax.Array) -> jax.Array:
-    """Return the names of classes, some of which were united since these were names."""
-
-    def up(names: jax.Array) -> jax.Array:
-        return parent[names]
-
-    return jax.lax.while_loop(lambda x: jnp.any(up(x) != x), up, classes)
-
-
 def unite(parent: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     """Return the union-find after uniting classes a[i] and b[i] for every i.
 
-    Roots are hooked to the smallest root that they meet, until no pair is apart; then paths are
-    compressed, so that every e-node points at the name of its class.
+    Every e-node points at the name of its class, before and after. Roots are hooked to the smallest
+    root that they meet, until no pair is apart; then paths are compressed.
     """
 
     def hook(
@@ -98,7 +89,7 @@ def unite(parent: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
         a, b = parent[low], parent[high]
         return parent, jnp.minimum(a, b), jnp.maximum(a, b)
 
-    a, b = find(parent, a), find(parent, b)
+    a, b = parent[a], parent[b]
     start = parent, jnp.minimum(a, b), jnp.maximum(a, b)
     return jax.lax.while_loop(lambda c: jnp.any(c[1] != c[2]), hook, start)[0]
 
@@ -206,9 +197,7 @@ def rebuild(graph: EGraph, commutative: jax.Array | None = None) -> EGraph:
         op = jnp.where(again, HOLE, graph.op)
         return graph._replace(op=op, parent=parent), jnp.any(parent != graph.parent)
 
-    parent = _compressed(graph.parent)
-    start = graph._replace(parent=parent), jnp.bool_(True)
-    graph, _ = jax.lax.while_loop(lambda c: c[1], once, start)
+    graph, _ = jax.lax.while_loop(lambda c: c[1], once, (graph, jnp.bool_(True)))
     return compact(graph)
 
 

@@ -100,8 +100,8 @@ class Matching(NamedTuple):
 
     @property
     def more(self) -> jax.Array:
-        """Whether rows are left to extend."""
-        return jnp.any(_left(self.levels))
+        """Whether there may be matches to take."""
+        return jnp.any(_left(self.levels)) | (self.n > 0)
 
 
 def _left(levels: _Rows) -> jax.Array:
@@ -163,7 +163,9 @@ def take(
 
         return jax.lax.cond(level == n_levels - 1, collect, deeper)
 
-    matching = jax.lax.while_loop(lambda c: c.more & (c.n < window), extend, matching)
+    matching = jax.lax.while_loop(
+        lambda c: jnp.any(_left(c.levels)) & (c.n < window), extend, matching
+    )
     ok = jnp.arange(window) < matching.n
     taken = Matches(matching.tree[:window], matching.bound[:window], ok)
     rest = matching._replace(

@@ -55,8 +55,16 @@ class TermTable(NamedTuple):
 
 
 def bits_of(value: float) -> int:
-    """Return the bits of a number, as an e-node's data holds them; -0.0 is 0.0."""
-    return int(np.float32(value + 0.0).view(np.int32))
+    """Return the bits of a number, as an e-node's data holds them; -0.0 is 0.0.
+
+    Raises:
+      ValueError: float32 holds another number, so that two numbers would be one.
+    """
+    with np.errstate(over="ignore"):
+        held = np.float32(value + 0.0)
+    if float(str(held)) != value:
+        raise ValueError(f"numbers have the precision of float32: {value!r} would be {held}")
+    return int(held.view(np.int32))
 
 
 def compile_terms(rules: Sequence[Rule], language: Language) -> TermTable:

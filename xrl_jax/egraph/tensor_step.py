@@ -126,7 +126,7 @@ def iterate(
 
     def going(carry: tuple[Matching, _Halves, Applying]) -> jax.Array:
         matching, halves, state = carry
-        left = _is_left(matching) | (halves.taken < halves.ends[-1])
+        left = matching.more | (halves.taken < halves.ends[-1])
         return left & ~state.full
 
     def some(
@@ -134,7 +134,7 @@ def iterate(
     ) -> tuple[Matching, _Halves, Applying]:
         matching, halves, state = carry
         matching, halves, rows = jax.lax.cond(
-            _is_left(matching),
+            matching.more,
             lambda: _from_matching(frozen, matching, halves),
             lambda: (matching, *_from_pairs(frozen, halves, window)),
         )
@@ -165,10 +165,6 @@ def _seen(graph: EGraph, features: Nodes) -> jax.Array:
     return jnp.where(first < n, first, each)
 
 
-def _is_left(matching: Matching) -> jax.Array:
-    return matching.more | (matching.n > 0)
-
-
 def _from_matching(
     frozen: _Frozen, matching: Matching, halves: _Halves
 ) -> tuple[Matching, _Halves, _Rows]:
@@ -186,7 +182,7 @@ def _from_matching(
         bound=halves.bound.at[at].set(bound, mode="drop"),
         n=halves.n + jnp.sum(half, dtype=jnp.int32),
     )
-    halves = jax.lax.cond(_is_left(matching), lambda: halves, lambda: _in_runs(frozen, halves))
+    halves = jax.lax.cond(matching.more, lambda: halves, lambda: _in_runs(frozen, halves))
     both = jnp.pad(bound, ((0, 0), (0, P)))
     return matching, halves, _Rows(variant, both, ok & single)
 

@@ -85,7 +85,7 @@ def iterate(
 
     def going(carry: tuple[Matching, Applying]) -> jax.Array:
         matching, state = carry
-        return (matching.more | (matching.n > 0)) & ~state.full
+        return matching.more & ~state.full
 
     first = begin(table.patterns, active, graph, n_ops, window)
     done = jax.lax.while_loop(going, some, (first, applying(graph, len(table.rule))))[1]
@@ -168,15 +168,23 @@ def rebuild_and_fold(graph: EGraph, folds: Folds) -> tuple[EGraph, jax.Array]:
 
 
 def _computed(graph: EGraph, known: _Known, folds: Folds) -> jax.Array:
-    """Return the number that each e-node computes [N]; NaN for none."""
-    is_known = known.value != NO_VALUE
-    numbers = jax.lax.bitcast_convert_type(known.value, jnp.float32)
-    numbers = jnp.where(is_known, numbers, jnp.nan)
+    """Return the number that each e-node computes [N]; NaN for none.
+
+    Only integers below 2^24 are computed from integers: float32 holds these exactly, and rounded
+    results would make different numbers equal.
+    """
+    numbers = _integers(jax.lax.bitcast_convert_type(known.value, jnp.float32))
+    numbers = jnp.where(known.value != NO_VALUE, numbers, jnp.nan)
     found = jnp.full(graph.bucket, jnp.nan, jnp.float32)
     for code, name in folds:
         args = [numbers[graph.args[:, i]] for i in range(FOLD_ARITY[name])]
-        found = jnp.where(graph.op == code, FOLDS[name](*args), found)
+        found = jnp.where(graph.op == code, _integers(FOLDS[name](*args)), found)
     return found
+
+
+def _integers(x: jax.Array) -> jax.Array:
+    """Return NaN for all but integers that float32 holds exactly, with their neighbours."""
+    return jnp.where((x == jnp.round(x)) & (jnp.abs(x) < 2.0**24), x, jnp.nan)
 
 
 def _folded(graph: EGraph, *, folds: Folds) -> EGraph:

@@ -73,7 +73,7 @@ def expression_of(
                 raise ValueError(f"there is no class {c} in this e-graph")
             code, data = int(host.op[e]), host.data[e, 0]
             if code == NUMBER:
-                made[c] = float(data.view(np.float32))
+                made[c] = float(str(data.view(np.float32)))  # as it was written
             elif code == SYMBOL:
                 made[c] = symbols[int(data)]
             else:

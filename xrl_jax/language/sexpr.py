@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -66,11 +67,12 @@ def integer(text: str) -> int | None:
 
 
 def number(e: SExpr) -> float | None:
-    """Return the number that an expression denotes; None for other expressions."""
+    """Return the finite number that an expression denotes; None for others: nan is a symbol."""
     try:
-        return float(e.text) if isinstance(e, Atom) and not e.quoted else None
+        value = float(e.text) if isinstance(e, Atom) and not e.quoted else math.inf
     except ValueError:
         return None
+    return value if math.isfinite(value) else None
 
 
 def symbol(e: SExpr) -> str:

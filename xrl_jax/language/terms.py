@@ -31,13 +31,13 @@ from xrl_jax.language.vocabulary import LEAVES, Vocabulary
 Expression = float | str | tuple["str | Expression", ...]
 Fold = Callable[..., jax.Array]
 
-# Functions of numbers; NaN where nothing is known. Truth values are 0 and 1.
+# Functions of integers; NaN where nothing is known. Truth values are 0 and 1.
 FOLDS: Mapping[str, Fold] = MappingProxyType(
     {
         "add": jnp.add,
         "sub": jnp.subtract,
         "mul": jnp.multiply,
-        "div": lambda a, b: jnp.where(b != 0, a / b, jnp.nan),
+        "div": lambda a, b: jnp.where((b != 0) & (a / b * b == a), a / b, jnp.nan),
         "neg": jnp.negative,
         "max": jnp.maximum,
         "min": jnp.minimum,
@@ -193,4 +193,4 @@ def expression_text(e: Expression, language: Language) -> str:
     if isinstance(e, tuple):
         return f"({' '.join([str(e[0]), *(expression_text(a, language) for a in e[1:])])})"
     names = {value: name for name, value in language.vocabulary.constants.items()}
-    return names.get(e, f"{e:g}")
+    return names.get(e, str(int(e)) if e.is_integer() else repr(e))

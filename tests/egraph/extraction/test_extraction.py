@@ -13,6 +13,7 @@ from xrl_jax.egraph.extraction.compared import by_estimate, by_sets, by_trees
 from xrl_jax.egraph.extraction.discounted import by_tree_cost
 from xrl_jax.egraph.extraction.extract import extract
 from xrl_jax.egraph.extraction.instance import (
+    Choice,
     Instance,
     InstanceError,
     from_json,
@@ -75,6 +76,29 @@ def test_without_time_the_greedy_choice_is_returned():
     """It divides the merged product's cost by its two readers."""
     found = extract(MERGED, lambda: 0.0)
     assert (found.greedy, found.choice.cost, found.proven) == (13.0, 13.0, False)
+
+
+def test_ctrl_c_keeps_the_best_so_far():
+    """It comes after the first better choice."""
+    told: list[float] = []
+
+    def tell(choice: Choice) -> None:
+        told.append(choice.cost)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    two = instance_of(
+        [
+            *[("all", 0, 0.0, (1, 2)), ("a", 1, 10.0, ()), ("b", 2, 10.0, ())],
+            *[("part a", 1, 0.0, (3,)), ("part b", 2, 0.0, (3,)), ("merged", 3, 15.0, (4, 5, 6))],
+            *[("x", c, 1.0, ()) for c in (4, 5, 6)],
+        ],
+        roots=(0,),
+        n_classes=7,
+    )
+    found = extract(two, lambda: 10.0, tell=tell)
+    assert told == [20.0, 18.0]
+    assert (found.choice.cost, found.interrupted, found.proven) == (18.0, True, False)
 
 
 def test_a_cheap_cycle_is_no_choice():

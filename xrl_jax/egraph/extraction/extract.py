@@ -24,11 +24,13 @@ class Extracted(NamedTuple):
     Attributes:
       greedy: cost of the best greedy choice.
       proven: whether it was proven that none is cheaper.
+      interrupted: whether Ctrl-C ended the search.
     """
 
     choice: Choice
     greedy: float
     proven: bool
+    interrupted: bool
 
 
 def extract(
@@ -46,11 +48,16 @@ def extract(
     """
     full = _greedy(instance)
     best = valued(instance, full)
-    greedy, proven = best.cost, False
-    tell(best)
+    greedy, proven, interrupted = best.cost, False, False
+
+    def better(choice: Choice) -> None:
+        nonlocal best
+        best = choice
+        tell(choice)
+
+    better(best)
     try:
-        full, best = shared(instance, full, lambda: left() > 0)
-        tell(best)
+        full, _ = shared(instance, full, lambda: left() > 0, better)
         with MilpSolver() as solver:
             everything = range(instance.n_classes)
             small = len(instance.cost) <= _EXACT_NODES
@@ -58,18 +65,19 @@ def extract(
                 limit = left() * (1 - _EXACT_SHARE)
                 program = Program(instance, full, everything, numbered=True)
                 found, proven = solved(program, best, solver, lambda: left() - limit)
-                full = full if found is None else found
-                best = valued(instance, full)
-                tell(best)
+                if found is not None:
+                    full = found
+                    better(valued(instance, full))
             if not proven and left() > 0:
-                full, best = improved(instance, full, solver, left, seed=seed, tell=tell)
+                full, _ = improved(instance, full, solver, left, seed=seed, tell=better)
             if not proven and left() > 0:
                 program = Program(instance, full, everything, numbered=True)
                 found, proven = solved(program, best, solver, left)
-                best = best if found is None else valued(instance, found)
+                if found is not None:
+                    better(valued(instance, found))
     except KeyboardInterrupt:
-        proven = False
-    return Extracted(best, greedy, proven)
+        proven, interrupted = False, True
+    return Extracted(best, greedy, proven, interrupted)
 
 
 def _greedy(instance: Instance) -> np.ndarray:

@@ -13,6 +13,7 @@ def shared(
     instance: Instance,
     full: np.ndarray,
     going: Callable[[], bool] = lambda: True,
+    tell: Callable[[Choice], None] = lambda _: None,
 ) -> tuple[np.ndarray, Choice]:
     """Improve a choice until no class is worth sharing more.
 
@@ -23,6 +24,7 @@ def shared(
       full: [C], an e-node for every class that has one, acyclic; what is not needed now may be
         later.
       going: whether to go on.
+      tell: called with each better choice.
 
     Returns:
       The same for the improved choice, and the choice itself.
@@ -43,6 +45,7 @@ def shared(
                 found = valued(instance, trial)
                 if found.cost < best.cost - 1e-12 * abs(best.cost):
                     full, best, better = trial, found, True
+                    tell(best)
     return full, best
 
 
