@@ -147,7 +147,7 @@ def _value(e: Expression, given: Mapping[str, np.ndarray]) -> np.ndarray:
     if isinstance(e, str):
         return given[e]
     if not isinstance(e, tuple):
-        return np.float64(e)
+        return np.asarray(e)
     return _MEANING[str(e[0])](*(_value(a, given) for a in e[1:]))
 
 

@@ -193,4 +193,4 @@ def expression_text(e: Expression, language: Language) -> str:
     if isinstance(e, tuple):
         return f"({' '.join([str(e[0]), *(expression_text(a, language) for a in e[1:])])})"
     names = {value: name for name, value in language.vocabulary.constants.items()}
-    return names.get(e, str(int(e)) if e.is_integer() else repr(e))
+    return names.get(e, str(int(e)) if e == int(e) else repr(e))
