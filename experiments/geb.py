@@ -29,7 +29,8 @@ import jax.numpy as jnp
 from absl import app, flags
 
 from experiments.geb_cases import Case, CaseError, drawn, read, same_values
-from xrl_jax.egraph.saturate import Limits, Schedule, saturate_terms
+from xrl_jax.egraph.limits import Limits
+from xrl_jax.egraph.term_saturation import Schedule, saturate_terms
 from xrl_jax.egraph.term_search import search_terms
 from xrl_jax.egraph.tree_cost import cheapest_now, expression_of
 from xrl_jax.language.rule_files import load_language

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.egraph.plain_egraph import PlainEGraph
-from xrl_jax.egraph.saturate import Limits, Saturated, Schedule, Stop, saturate_terms
+from xrl_jax.egraph.limits import Limits, Stop
+from xrl_jax.egraph.term_saturation import Saturated, Schedule, saturate_terms
 from xrl_jax.language.rule_files import load_language
 from xrl_jax.language.terms import Expression, Language, parse_expression
 

@@ -51,7 +51,9 @@ def iterated(graph: EGraph, *names: str) -> TensorStep:
     wanted = [not names or r.name in names for r in rules().rules]
     active = jnp.asarray(wanted)[jnp.maximum(table.variant_rule, 0)] & (table.variant_rule >= 0)
     patterns = patterns_of(table)
-    return iterate_now(table, patterns, active, graph, window=WINDOW, n_halves=4 * BUCKET)
+    return iterate_now(
+        table, patterns, active, graph, BUCKET, window=WINDOW, n_halves=4 * BUCKET
+    )
 
 
 def by_rule(variants: Sequence[int]) -> Counter[str]:
@@ -74,7 +76,7 @@ def program_of(network: str, **shape: int) -> Program:
 def test_matches_are_those_of_the_matcher(network):
     """In the graph of a layer, or of the network where it has no equal layers."""
     graph = program_of(network).graphs[-1]
-    done = iterated(egraph_of(graph, BUCKET))
+    done = iterated(egraph_of([graph], BUCKET))
     counts = np.asarray(done.matches)
     found = by_rule(np.repeat(np.arange(len(counts)), counts).tolist())
     assert found == by_rule(np.asarray(matched(graph).variant).tolist())
@@ -83,18 +85,18 @@ def test_matches_are_those_of_the_matcher(network):
 
 def test_equal_nodes_are_one_enode():
     program = from_jax(lambda x: jnp.tanh(x) + jnp.tanh(x), X)
-    assert int(arrays.counts(egraph_of(program.graph, BUCKET))[0]) == 3
+    assert int(arrays.counts(egraph_of([program.graph], BUCKET))[0]) == 3
 
 
 def test_arguments_of_commutative_operators_are_in_order():
     program = from_jax(lambda x, y: (x + y) * (y + x), X, X)
-    assert int(arrays.counts(egraph_of(program.graph, BUCKET))[0]) == 4
+    assert int(arrays.counts(egraph_of([program.graph], BUCKET))[0]) == 4
 
 
 def test_products_of_one_array_are_merged():
     """The merged product is in the e-graph, and its two parts in the classes of the products."""
     program = from_jax(lambda x, v, w: (x @ v, x @ w), X, W, 2 * W, weights=(1, 2))
-    graph = egraph_of(program.graph, BUCKET)
+    graph = egraph_of([program.graph], BUCKET)
     done = iterated(graph, "merge-dots-by-left")
     assert int(done.matches.sum()) == 1
     new = np.asarray(done.graph.op)
@@ -107,7 +109,7 @@ def test_products_of_one_array_are_merged():
 
 def test_a_full_bucket_is_reported_and_leaves_an_egraph():
     """The third iteration would make 2,866 e-nodes."""
-    graph, full = egraph_of(program_of("squeezenet").graph, BUCKET), []
+    graph, full = egraph_of([program_of("squeezenet").graph], BUCKET), []
     for _ in range(3):
         done = iterated(graph)
         graph = done.graph
@@ -118,7 +120,7 @@ def test_a_full_bucket_is_reported_and_leaves_an_egraph():
 
 def test_a_choice_with_a_cycle_or_without_an_enode_is_refused():
     """x, tanh x; then tanh x reads itself."""
-    graph = egraph_of(from_jax(jnp.tanh, X).graph, BUCKET)
+    graph = egraph_of([from_jax(jnp.tanh, X).graph], BUCKET)
     chosen = np.asarray(graph.parent).copy()
     with pytest.raises(GraphError, match="has no e-node"):
         extracted(graph, np.zeros_like(chosen), 1)
@@ -128,7 +130,7 @@ def test_a_choice_with_a_cycle_or_without_an_enode_is_refused():
 
 
 def grown(program: Program, iterations: int) -> list[EGraph]:
-    graphs = [egraph_of(g, BUCKET) for g in program.graphs]
+    graphs = [egraph_of([g], BUCKET) for g in program.graphs]
     for _ in range(iterations):
         graphs = [iterated(g).graph for g in graphs]
     return graphs

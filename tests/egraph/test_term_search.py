@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from xrl_jax.egraph import uct
-from xrl_jax.egraph.saturate import Limits, Schedule, saturate_terms
+from xrl_jax.egraph.limits import Limits
+from xrl_jax.egraph.term_saturation import Schedule, saturate_terms
 from xrl_jax.egraph.term_search import search_terms
 from xrl_jax.egraph.tree_cost import cheapest_now, expression_of
 from xrl_jax.egraph.uct import UCT, Simulated

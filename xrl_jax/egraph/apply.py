@@ -22,7 +22,8 @@ class Applying(NamedTuple):
     table: Table
     matches: jax.Array  # [V] int32, number of places where each variant was applied
     changed: jax.Array  # bool, whether an e-node or a union is new
-    full: jax.Array  # bool, whether the bucket is too small; then nothing more is applied
+    full: jax.Array  # bool, whether there was no room for something
+    most: jax.Array  # int32, the most slots that may be in use
 
 
 class NewENodes(NamedTuple):
@@ -34,10 +35,16 @@ class NewENodes(NamedTuple):
     notes: jax.Array  # [C, Q, X]
 
 
-def applying(graph: EGraph, n_variants: int) -> Applying:
-    """Return the start of applying rules to a rebuilt e-graph."""
+def applying(graph: EGraph, n_variants: int, most: jax.Array | int | None = None) -> Applying:
+    """Return the start of applying rules to a rebuilt e-graph.
+
+    Args:
+      most: the most slots that may be in use, the hole included; the bucket's by default.
+    """
     none = jnp.zeros(n_variants, jnp.int32)
-    return Applying(graph, arrays.table_of(graph)[0], none, jnp.bool_(False), jnp.bool_(False))
+    limit = jnp.minimum(graph.bucket if most is None else most, graph.bucket)
+    table, _ = arrays.table_of(graph)
+    return Applying(graph, table, none, jnp.bool_(False), jnp.bool_(False), limit)
 
 
 def apply_at(
@@ -49,7 +56,8 @@ def apply_at(
     replaced: Sequence[tuple[int, jax.Array]],
     commutative: jax.Array | None = None,
 ) -> Applying:
-    """Add new e-nodes, and unite what replaces roots with their classes.
+    """Add new e-nodes, and unite what replaces roots with their classes. Where there is no room for
+    an e-node, the variant is not applied.
 
     Args:
       variant: [C].
@@ -62,22 +70,24 @@ def apply_at(
     free = jnp.zeros((len(variant), n_new), jnp.int32)
     classes = jnp.concatenate([state.graph.parent[bound], free], axis=1)
 
-    def one(q: jax.Array, carry: tuple[Applying, jax.Array]) -> tuple[Applying, jax.Array]:
-        state, classes = carry
+    def one(
+        q: jax.Array, carry: tuple[Applying, jax.Array, jax.Array]
+    ) -> tuple[Applying, jax.Array, jax.Array]:
+        state, classes, ok = carry
         op, codes = new.op[:, q], new.args[:, q]
         args = jnp.take_along_axis(classes, jnp.maximum(codes, 0), axis=1)
         args = arrays.in_order(op, jnp.where(codes >= 0, args, 0), commutative)
-        present = ok & (op != HOLE) & ~state.full
+        present = ok & (op != HOLE)
         nodes = ENodes(op, args, new.data[:, q], new.notes[:, q])
-        graph, table, slots, full = arrays.add(state.graph, state.table, nodes, present)
-        changed = state.changed | (graph.n > state.graph.n)
-        state = state._replace(graph=graph, table=table, full=state.full | full, changed=changed)
-        return state, classes.at[:, n_bound + q].set(graph.parent[slots])
+        graph, table, slots = arrays.add(state.graph, state.table, nodes, present, state.most)
+        missing = present & (slots == HOLE)
+        changed, full = state.changed | (graph.n > state.graph.n), state.full | jnp.any(missing)
+        state = state._replace(graph=graph, table=table, full=full, changed=changed)
+        return state, classes.at[:, n_bound + q].set(graph.parent[slots]), ok & ~missing
 
     used = ok[:, None] & (new.op != HOLE)
     most = jnp.max(jnp.where(used, jnp.arange(n_new) + 1, 0))
-    state, classes = jax.lax.fori_loop(0, most, one, (state, classes))
-    ok &= ~state.full
+    state, classes, ok = jax.lax.fori_loop(0, most, one, (state, classes, ok))
     before = parent = state.graph.parent
     for position, codes in replaced:
         to = jnp.take_along_axis(classes, jnp.maximum(codes, 0)[:, None], axis=1)[:, 0]

@@ -124,55 +124,85 @@ def _insert(
     finds an equal e-node has its answer; the others go on to the next slot.
     """
     n, size = graph.bucket, table.slots.shape[0]
-    words = jnp.concatenate(
-        [graph.op[nodes][:, None], graph.args[nodes], graph.data[nodes, :1]], axis=1
-    )
-    start = fold_words(words.astype(jnp.uint32))[:, 0] % jnp.uint32(size)
+    given = jax.tree.map(lambda x: x[nodes], nodes_of(graph))
 
     def probe(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         slots, at, found, going = carry
         claim = jnp.where(going & (slots[at] >= n), at, size)
         slots = slots.at[claim].min(nodes, mode="drop")
         there = jnp.minimum(slots[at], n - 1)
-        same = (graph.op[there] == graph.op[nodes]) & jnp.all(
-            graph.args[there] == graph.args[nodes], axis=1
-        )
-        same &= jnp.all(graph.data[there] == graph.data[nodes], axis=1)
+        same = _equal(graph, there, given)
         found = jnp.where(going & same, there, found)
         going &= ~same
         return slots, jnp.where(going, (at + 1) % size, at), found, going
 
-    begin = table.slots, start.astype(jnp.int32), nodes.astype(jnp.int32), present
+    begin = table.slots, _start(given, size), nodes.astype(jnp.int32), present
     slots, at, found, _ = jax.lax.while_loop(lambda c: jnp.any(c[3]), probe, begin)
     return Table(slots), found, at
 
 
 def add(
-    graph: EGraph, table: Table, nodes: ENodes, present: jax.Array
-) -> tuple[EGraph, Table, jax.Array, jax.Array]:
-    """Add e-nodes [M] that are not there yet.
+    graph: EGraph, table: Table, nodes: ENodes, present: jax.Array, most: jax.Array
+) -> tuple[EGraph, Table, jax.Array]:
+    """Add e-nodes [M] that are not there yet, as long as there is room.
 
     Args:
       nodes: their arguments are names of classes.
       present: [M] bool, those to add.
+      most: int32, the most slots that may be in use afterwards, the hole included.
 
     Returns:
-      The e-graph and its table; for each e-node its slot, 0 where not present; and whether the
-      bucket is too small (then nothing is added).
+      The e-graph and its table; and for each e-node its slot, 0 where it is not present or there is
+      no room for it.
     """
     n, size = graph.bucket, table.slots.shape[0]
-    full = graph.n + jnp.sum(present) > n
-    present &= ~full
-    place = jnp.where(present, graph.n + jnp.cumsum(present, dtype=jnp.int32) - 1, n)
+    room = most - graph.n
+    # Most e-nodes that rules make are there already: where room is short, these need none.
+    known = jax.lax.cond(
+        jnp.sum(present) > room,
+        lambda: _find(graph, table, nodes, present),
+        lambda: jnp.full(present.shape, n, jnp.int32),
+    )
+    tried = present & (known == n)
+    tried &= jnp.cumsum(tried, dtype=jnp.int32) <= room
+    place = jnp.where(tried, graph.n + jnp.cumsum(tried, dtype=jnp.int32) - 1, n)
     trial = _with(graph, place, nodes)
-    claimed, found, at = _insert(trial, table, jnp.minimum(place, n - 1), present)
+    claimed, found, at = _insert(trial, table, jnp.minimum(place, n - 1), tried)
     # Only new e-nodes keep a slot: they move to the front of those tried.
-    new = present & (found == place)
+    new = tried & (found == place)
     slot = jnp.where(new, graph.n + jnp.cumsum(new, dtype=jnp.int32) - 1, n)
     grown = _with(_with(trial, place, jax.tree.map(jnp.zeros_like, nodes)), slot, nodes)
     grown = grown._replace(n=graph.n + jnp.sum(new, dtype=jnp.int32))
     slots = claimed.slots.at[jnp.where(new, at, size)].set(slot, mode="drop")
-    return grown, Table(slots), jnp.where(present, slots[at], 0), full
+    return grown, Table(slots), jnp.where(tried, slots[at], jnp.where(known < n, known, HOLE))
+
+
+def _find(graph: EGraph, table: Table, nodes: ENodes, present: jax.Array) -> jax.Array:
+    """Return the slots [M] of e-nodes that are there; the bucket's size where not."""
+    n, size = graph.bucket, table.slots.shape[0]
+
+    def probe(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        at, found, going = carry
+        slot = table.slots[at]
+        same = going & (slot < n) & _equal(graph, jnp.minimum(slot, n - 1), nodes)
+        going &= (slot < n) & ~same
+        return (at + 1) % size, jnp.where(same, slot, found), going
+
+    begin = _start(nodes, size), jnp.full(present.shape, n, jnp.int32), present
+    return jax.lax.while_loop(lambda c: jnp.any(c[2]), probe, begin)[1]
+
+
+def _start(nodes: ENodes, size: int) -> jax.Array:
+    """Return where to begin looking for e-nodes [M] in a hash table of this size."""
+    words = jnp.concatenate([nodes.op[:, None], nodes.args, nodes.data[:, :1]], axis=1)
+    hashed = fold_words(words.astype(jnp.uint32))[:, 0]
+    return (hashed % jnp.uint32(size)).astype(jnp.int32)
+
+
+def _equal(graph: EGraph, slots: jax.Array, nodes: ENodes) -> jax.Array:
+    """Return whether e-nodes [M] equal those in these slots [M]."""
+    same = (graph.op[slots] == nodes.op) & jnp.all(graph.args[slots] == nodes.args, axis=1)
+    return same & jnp.all(graph.data[slots] == nodes.data, axis=1)
 
 
 def _with(graph: EGraph, slots: jax.Array, nodes: ENodes) -> EGraph:

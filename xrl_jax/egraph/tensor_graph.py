@@ -7,6 +7,8 @@ what its cheapest lowering costs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,42 +56,59 @@ def features_of(graph: EGraph) -> Nodes:
     )
 
 
-def egraph_of(graph: TensorGraph, bucket: int) -> EGraph:
-    """Return the e-graph of a tensor graph; its roots are the outputs, then pinned nodes.
+def egraph_of(graphs: Sequence[TensorGraph], bucket: int) -> EGraph:
+    """Return the e-graph of tensor graphs that compute the same; its roots are their outputs, then
+    pinned nodes. Nodes that compute the same are one e-node.
 
-    Nodes that compute the same are one e-node.
+    Raises:
+      GraphError: there are several graphs with pinned nodes, which must not be run twice; or the
+        bucket is too small.
     """
-    n = graph.nodes.op.shape[0]
-    nodes = graph.nodes
-    holders = (nodes.op == ops.OPS["opaque"].code) | (nodes.op == ops.OPS["call"].code)
-    pinned = jnp.flatnonzero(holders & (nodes.attrs[:, 0] == 1)).astype(jnp.int32)
-    outputs = graph.globals.outputs
-    roots = jnp.concatenate([outputs[outputs >= 0], pinned])
-    live = nodes.op != HOLE
-    notes = jnp.where(live[:, None], notes_of(nodes), 0)
-    given = EGraph(
-        nodes.op,
-        jnp.where(live[:, None], args_of(graph), 0),
-        jnp.where(live[:, None], data_of(notes), 0),
-        notes,
-        jnp.arange(n, dtype=jnp.int32),
-        jnp.int32(n),
-        roots,
-    )
-    return _rebuilt(arrays.grow(given, max(bucket, n)))
+    hosts: list[TensorGraph] = jax.tree.map(np.asarray, list(graphs))
+    parts, equal, n = [], [], 0
+    for host in hosts:
+        live = host.nodes.op != HOLE
+        holders = np.isin(host.nodes.op, [ops.OPS[o].code for o in ("opaque", "call")])
+        pinned = np.flatnonzero(holders & (host.nodes.attrs[:, 0] == 1))
+        if len(pinned) and len(hosts) > 1:
+            raise GraphError("graphs with pinned nodes cannot share an e-graph")
+        args = args_of(host)
+        args = np.where(live[:, None] & (args > 0), args + n, HOLE)
+        parts.append((np.where(live, host.nodes.op, HOLE), args, host.nodes))
+        outputs = host.globals.outputs
+        equal.append(np.concatenate([outputs[outputs >= 0], pinned]) + n)
+        n += len(live)
+    op, args, nodes = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    if n > bucket:
+        raise GraphError(f"{n} slots do not fit into an e-graph of {bucket}")
+    notes = np.where((op != HOLE)[:, None], np.asarray(notes_of(nodes)), 0)
+
+    def padded(x: np.ndarray) -> jax.Array:
+        return jnp.asarray(np.pad(x, [(0, bucket - n), *[(0, 0)] * (x.ndim - 1)]))
+
+    each = jnp.arange(bucket, dtype=jnp.int32)
+    roots = jnp.asarray(equal, jnp.int32)
+    data = jnp.zeros((bucket, 2), jnp.int32)
+    given = EGraph(padded(op), padded(args), data, padded(notes), each, jnp.int32(n), roots[0])
+    return _rebuilt(given, roots)
 
 
-def extracted(graph: EGraph, chosen: np.ndarray, n_outputs: int) -> TensorGraph:
+def extracted(
+    graph: EGraph, chosen: np.ndarray, n_outputs: int, lowering: np.ndarray | None = None
+) -> TensorGraph:
     """Return the tensor graph of a choice.
 
     Args:
       chosen: [N], in the slot of each class's name its e-node; acyclic.
       n_outputs: how many of the roots are outputs; the others are pinned nodes.
+      lowering: [N], of each e-node; the plain ones by default.
 
     Raises:
       GraphError: the choice has a cycle, or lacks an e-node.
     """
     features: Nodes = jax.tree.map(np.asarray, features_of(graph))
+    if lowering is not None:
+        features = features._replace(lowering=lowering)  # type: ignore[arg-type]
     args, roots = np.asarray(graph.args), np.asarray(graph.roots).tolist()
     place: dict[int, int] = {}  # of a class among the nodes made
     under_way: set[int] = set()
@@ -118,5 +137,9 @@ def extracted(graph: EGraph, chosen: np.ndarray, n_outputs: int) -> TensorGraph:
 
 
 @engine_jit
-def _rebuilt(graph: EGraph) -> EGraph:
-    return arrays.rebuild(graph, jnp.asarray(COMMUTATIVE))
+def _rebuilt(graph: EGraph, equal: jax.Array) -> EGraph:
+    """Return the e-graph with its data set; `equal` [G, R] are the roots of each graph."""
+    data = jnp.where((graph.op != HOLE)[:, None], data_of(graph.notes), 0)
+    first = jnp.broadcast_to(equal[0], equal.shape)
+    parent = arrays.unite(graph.parent, first.reshape(-1), equal.reshape(-1))
+    return arrays.rebuild(graph._replace(data=data, parent=parent), jnp.asarray(COMMUTATIVE))

@@ -65,7 +65,7 @@ class TensorStep(NamedTuple):
     graph: EGraph
     matches: jax.Array  # [V] int32, number of places where each variant was applied
     changed: jax.Array  # bool, whether the e-graph differs from the one before
-    full: jax.Array  # bool, whether the bucket had no room for some matches, which were not applied
+    full: jax.Array  # bool, whether there was no room for some matches, which were not applied
     missing: jax.Array  # int32, halves for which there was no room; their pairs were not tried
 
 
@@ -104,6 +104,7 @@ def iterate(
     patterns: Patterns,
     active: jax.Array,
     graph: EGraph,
+    most: jax.Array | int,
     *,
     window: int,
     n_halves: int,
@@ -111,6 +112,7 @@ def iterate(
     """Do one iteration with the active variants [V] on a rebuilt e-graph.
 
     Args:
+      most: the most slots that may be in use afterwards, the hole included.
       window: C, at least the number of trees.
       n_halves: S, room for matches of rules with two roots.
     """
@@ -140,7 +142,7 @@ def iterate(
         )
         return matching, halves, _apply(frozen, rows, state)
 
-    first = applying(graph, len(rules.variant_rule))
+    first = applying(graph, len(rules.variant_rule), most)
     _, halves, done = jax.lax.while_loop(going, some, (matching, halves, first))
 
     def restored() -> tuple[EGraph, jax.Array]:

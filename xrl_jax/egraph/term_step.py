@@ -156,9 +156,11 @@ def rebuild_and_fold(graph: EGraph, folds: Folds) -> tuple[EGraph, jax.Array]:
         bits = jax.lax.bitcast_convert_type(found + 0.0, jnp.int32)[:, None]
         op = jnp.full(graph.bucket, NUMBER, jnp.int32)
         numbers = ENodes(op, jnp.zeros_like(graph.args), bits, graph.notes)
-        added, _, slot, full = arrays.add(graph, arrays.table_of(graph)[0], numbers, new)
-        parent = arrays.unite(added.parent, jnp.where(new & ~full, graph.parent, 0), slot)
-        return added._replace(parent=parent), jnp.any(new) & ~full, full
+        table, most = arrays.table_of(graph)[0], jnp.int32(graph.bucket)
+        added, _, slot = arrays.add(graph, table, numbers, new, most)
+        there = new & (slot > 0)
+        parent = arrays.unite(added.parent, jnp.where(there, graph.parent, 0), slot)
+        return added._replace(parent=parent), jnp.any(there), jnp.any(new & ~there)
 
     start = graph, jnp.bool_(True), jnp.bool_(False)
     graph, _, full = jax.lax.while_loop(lambda c: c[1], once, start)

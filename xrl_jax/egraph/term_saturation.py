@@ -11,6 +11,7 @@ import numpy as np
 
 from xrl_jax.egraph import arrays
 from xrl_jax.egraph.arrays import EGraph
+from xrl_jax.egraph.limits import Iteration, Limits, Stop, reached
 from xrl_jax.egraph.patterns import TermTable, compile_terms
 from xrl_jax.egraph.term_graph import class_of, egraph_of, terms_of
 from xrl_jax.egraph.term_step import Step, folded_now, folds_of, is_contradictory_now, iterate_now
@@ -31,40 +32,6 @@ class Schedule(enum.Enum):
     ALL = "all rules"
     TURNS = "one rule after the other"
     BACKOFF = "all rules but those with very many matches"
-
-
-class Stop(enum.Enum):
-    """Why a saturation ended."""
-
-    PROVEN = "the goals are proven"
-    SATURATED = "no rule adds anything"
-    ITERATIONS = "limit on iterations"
-    NODES = "limit on e-nodes"
-    SECONDS = "limit on seconds"
-    INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Where a saturation stops; after the iteration that reached a limit."""
-
-    iterations: int = 30
-    nodes: int = 10_000
-    seconds: float = 60.0
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """What an iteration did.
-
-    Attributes:
-      nodes, classes: numbers of e-nodes and classes after it.
-      matches: number of matches that were applied, by rule.
-    """
-
-    nodes: int
-    classes: int
-    matches: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -121,7 +88,7 @@ def saturate_terms(
       ValueError: there are no expressions, or too many.
     """
     rules = language.rules if rules is None else tuple(rules)
-    run = _Run(language, rules, limits, folding)
+    run = _Run(language, rules, folding)
     terms = terms_of(expressions, language)
     bucket = next((b for b in BUCKETS if 2 * len(terms.nodes) < b), None)
     if not expressions or bucket is None:
@@ -146,7 +113,10 @@ def saturate_terms(
                 for goal in goals
             )
             saturated = chooser.is_saturated(bool(done.changed))
-            stop = Stop.PROVEN if proven else run.stop(iterations, saturated, clock)
+            if proven or saturated:
+                stop = Stop.PROVEN if proven else Stop.SATURATED
+            else:
+                stop = reached(limits, iterations, clock)
     except KeyboardInterrupt:
         stop = Stop.INTERRUPTED
     return Saturated(language, rules, graph, terms.symbols, tuple(iterations), stop)
@@ -155,11 +125,9 @@ def saturate_terms(
 class _Run:
     """What stays the same during a saturation."""
 
-    def __init__(
-        self, language: Language, rules: tuple[Rule, ...], limits: Limits, folding: bool
-    ) -> None:
+    def __init__(self, language: Language, rules: tuple[Rule, ...], folding: bool) -> None:
         self.table: TermTable = compile_terms(rules, language)
-        self.n_rules, self.limits = len(rules), limits
+        self.n_rules = len(rules)
         self.folds = folds_of(language) if folding else ()
         self.n_ops = len(language.vocabulary.operators)
 
@@ -192,18 +160,6 @@ class _Run:
     def counts(self, graph: EGraph) -> tuple[int, int]:
         nodes, classes = arrays.counts(graph)
         return int(nodes), int(classes)
-
-    def stop(
-        self, iterations: Sequence[Iteration], saturated: bool, clock: Stopwatch
-    ) -> Stop | None:
-        """Return why the saturation ends after these iterations, if it does."""
-        if saturated:
-            return Stop.SATURATED
-        if iterations[-1].nodes >= self.limits.nodes:
-            return Stop.NODES
-        if len(iterations) >= self.limits.iterations:
-            return Stop.ITERATIONS
-        return Stop.SECONDS if clock.done else None
 
     @property
     def every(self) -> np.ndarray:
