@@ -22,12 +22,14 @@ class Extracted(NamedTuple):
     """The cheapest choice found.
 
     Attributes:
+      full: [C], the same with an e-node for every class that has one; acyclic.
       greedy: cost of the best greedy choice.
       proven: whether it was proven that none is cheaper.
       interrupted: whether Ctrl-C ended the search.
     """
 
     choice: Choice
+    full: np.ndarray
     greedy: float
     proven: bool
     interrupted: bool
@@ -37,6 +39,8 @@ def extract(
     instance: Instance,
     left: Callable[[], float],
     *,
+    start: np.ndarray | None = None,
+    programs: bool = True,
     seed: int = 0,
     tell: Callable[[Choice], None] = lambda _: None,
 ) -> Extracted:
@@ -44,9 +48,12 @@ def extract(
 
     Args:
       left: seconds left; without any, the greedy choice is returned.
+      start: a choice [C] with an e-node for every class that has one, to begin with if it is
+        cheaper than the greedy ones.
+      programs: whether mixed-integer programs are solved after the local search.
       tell: called with each better choice.
     """
-    full = _greedy(instance)
+    full = _greedy(instance, start)
     best = valued(instance, full)
     greedy, proven, interrupted = best.cost, False, False
 
@@ -59,29 +66,30 @@ def extract(
     try:
         full, _ = shared(instance, full, lambda: left() > 0, better)
         with MilpSolver() as solver:
-            everything = range(instance.n_classes)
-            small = len(instance.cost) <= _EXACT_NODES
-            if small and left() > 0:
-                limit = left() * (1 - _EXACT_SHARE)
-                program = Program(instance, full, everything, numbered=True)
-                found, proven = solved(program, best, solver, lambda: left() - limit)
-                if found is not None:
-                    full = found
-                    better(valued(instance, full))
-            if not proven and left() > 0:
-                full, _ = improved(instance, full, solver, left, seed=seed, tell=better)
-            if not proven and left() > 0:
+
+            def as_a_whole(full: np.ndarray, left: Callable[[], float]) -> tuple[np.ndarray, bool]:
+                everything = range(instance.n_classes)
                 program = Program(instance, full, everything, numbered=True)
                 found, proven = solved(program, best, solver, left)
                 if found is not None:
                     better(valued(instance, found))
+                return full if found is None else found, proven
+
+            if programs and len(instance.cost) <= _EXACT_NODES and left() > 0:
+                limit = left() * (1 - _EXACT_SHARE)
+                full, proven = as_a_whole(full, lambda: left() - limit)
+            if programs and not proven and left() > 0:
+                full, _ = improved(instance, full, solver, left, seed=seed, tell=better)
+            if programs and not proven and left() > 0:
+                full, proven = as_a_whole(full, left)
     except KeyboardInterrupt:
         proven, interrupted = False, True
-    return Extracted(best, greedy, proven, interrupted)
+    return Extracted(best, full, greedy, proven, interrupted)
 
 
-def _greedy(instance: Instance) -> np.ndarray:
-    """Return the best of the greedy choices, with an e-node for every class."""
+def _greedy(instance: Instance, start: np.ndarray | None) -> np.ndarray:
+    """Return the best of the greedy choices and `start`, with an e-node for every class."""
     many = readers_of(instance).astype(np.float64)
     choices = [by_tree_cost(instance, instance.cost / many**power) for power in POWERS]
+    choices += [] if start is None else [start]
     return min(choices, key=lambda full: valued(instance, full).cost)

@@ -1,0 +1,129 @@
+"""Costs of the e-nodes of tensors: what each costs in its cheapest lowering.
+
+The cost of a node depends on where its arguments come from (`fusion`), which an e-graph leaves
+open. So costs are those under a choice of one e-node for each class: an e-node's arguments have the
+origins that the choice gives their classes. A better choice then has costs of its own.
+
+Letters: N slots of the e-graph, A arguments, L lowerings that are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from xrl_jax.cost import fusion
+from xrl_jax.cost.roofline import CostTable
+from xrl_jax.cost.view import CostView
+from xrl_jax.egraph.arrays import HOLE, EGraph
+from xrl_jax.egraph.tensor_graph import features_of
+from xrl_jax.graph.graph import Globals, Nodes, TensorGraph
+from xrl_jax.graph.view import NodeView
+from xrl_jax.language.rule import Rule
+from xrl_jax.lower.table import CHOICES, fits, number_of
+from xrl_jax.runtime.engine_jit import engine_jit
+
+
+class Choice(NamedTuple):
+    """An e-node for each class, in the slot of the class's name, and lowerings of e-nodes."""
+
+    node: jax.Array  # [N] int32; a hole where there is none
+    lowering: jax.Array  # [N] int32
+
+
+def allowed_lowerings(rules: Sequence[Rule]) -> jax.Array:
+    """Return [len(CHOICES)] bool: the lowerings that some rule may choose."""
+    chosen = [r.lowering for r in rules if r.lowering is not None]
+    there = {(op, number_of(op, name)) for op, name in chosen}
+    return jnp.asarray([choice in there for choice in CHOICES])
+
+
+@engine_jit
+def fitting(graph: EGraph, allowed: jax.Array) -> jax.Array:
+    """Return which of the allowed lowerings are right for each e-node, [N, len(CHOICES)] bool."""
+    f, args = features_of(graph), graph.args
+    there = args > 0
+    view = NodeView(
+        f.op,
+        f.attrs,
+        f.lowering,
+        f.shape,
+        f.rank,
+        f.dtype,
+        jnp.where(there[..., None], f.shape[args], 1),
+        jnp.where(there, f.rank[args], 0),
+        jnp.where(there, f.dtype[args], 0),
+    )
+    return jax.vmap(fits)(view) & allowed
+
+
+@engine_jit
+def enode_costs(
+    costs: CostTable, graph: EGraph, right: jax.Array, choice: Choice, n_outputs: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return the seconds [N] of each e-node in its cheapest lowering under a choice, and these
+    lowerings [N].
+
+    Args:
+      right: from `fitting`.
+      choice: acyclic; classes without an e-node count as written to memory.
+      n_outputs: see `tensor_graph.extracted`.
+    """
+    f, args = features_of(graph), graph.args
+    origins = _origins(costs.sharing, graph, f, choice, n_outputs)
+    there = args > 0
+    view = CostView(
+        f.op,
+        f.attrs,
+        f.lowering,
+        f.shape,
+        f.rank,
+        f.dtype,
+        f.weight_only,
+        jnp.where(there[..., None], f.shape[args], 1),
+        jnp.where(there, f.rank[args], 0),
+        jnp.where(there, f.dtype[args], 0),
+        there & f.weight_only[args],
+        jnp.where(there, origins[graph.parent[args]], fusion.MEMORY),
+    )
+    live = graph.op != HOLE
+    numbers = jnp.asarray([i for _, i in CHOICES], jnp.int32)
+
+    def cheaper(
+        c: jax.Array, best: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        least, lowering = best
+        where = live & right[:, c]
+        own = jnp.full_like(lowering, numbers[c])
+        seconds = costs.costs_where(view._replace(lowering=own), where)
+        better = where & (seconds < least)
+        return jnp.where(better, seconds, least), jnp.where(better, own, lowering)
+
+    plain = jnp.where(live, costs.costs(view), jnp.inf), jnp.zeros_like(graph.op)
+    return jax.lax.fori_loop(0, len(CHOICES), cheaper, plain)
+
+
+def _origins(
+    of: fusion.Sharing, graph: EGraph, f: Nodes, choice: Choice, n_outputs: jax.Array
+) -> jax.Array:
+    """Return the origin [N] of each class's value, in the slot of the class's name."""
+    chosen = choice.node
+    nodes = jax.tree.map(lambda x: x[chosen], f._replace(lowering=choice.lowering))
+    nodes = nodes._replace(op=jnp.where(chosen > 0, nodes.op, HOLE))
+    is_output = jnp.arange(len(graph.roots)) < n_outputs
+    outputs = jnp.where(is_output, graph.roots, -1)
+    nothing: Any = None
+    args = jnp.where(chosen[:, None] > 0, graph.args[chosen], HOLE)
+    picture = TensorGraph(
+        nodes,
+        edges=nothing,
+        receivers=nothing,
+        senders=args.reshape(-1),
+        globals=Globals(outputs, nothing),
+        n_node=nothing,
+        n_edge=nothing,
+    )
+    return fusion.origins(of, picture)

@@ -1,0 +1,125 @@
+"""Programs from e-graphs: extraction with costs that depend on what is extracted.
+
+What an e-node costs depends on its neighbours in the program, and on timings that are not taken
+yet. So a program is extracted under the present costs, its operators are timed, and costs are
+computed anew under this choice, until they no longer change what is extracted. Only programs that
+are priced as wholes are compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.cost.enodes import Choice, allowed_lowerings, enode_costs, fitting
+from xrl_jax.egraph.arrays import EGraph
+from xrl_jax.egraph.extraction.extract import extract
+from xrl_jax.egraph.extraction.instance import Instance
+from xrl_jax.egraph.extraction.of_egraph import enodes_of, instance_of_egraph
+from xrl_jax.egraph.tensor_graph import extracted
+from xrl_jax.graph import graph as graph_lib
+from xrl_jax.graph.graph import TensorGraph
+from xrl_jax.measure.stopwatch import Stopwatch
+from xrl_jax.search.base import Step
+from xrl_jax.search.descend import Descent, measure_graph
+from xrl_jax.search.moves import chooses_lowering
+from xrl_jax.search.run import Reached, Turn
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """Extraction of programs from an e-graph.
+
+    Attributes:
+      rounds: most programs that are extracted.
+      exact_share: share of the time for mixed-integer programs, under the last costs.
+      at_once: operators that are timed before costs are computed anew.
+      descent: gives the operators of a program their lowerings under exact costs.
+    """
+
+    rounds: int = 12
+    exact_share: float = 0.5
+    at_once: int = 16
+    descent: Descent = Descent()
+
+    def __call__(self, turn: Turn, egraph: EGraph, steps: list[Step]) -> list[Reached]:
+        """Return the programs found, with `steps` and those of the descent.
+
+        Args:
+          turn: its states are of the graph that the e-graph was made from.
+          steps: what led to the e-graph.
+        """
+        work = _Work(self, turn, egraph, steps)
+        quick = turn.clock.part(1 - self.exact_share)
+        for _ in range(self.rounds):
+            if not work.round(quick) or turn.run.out_of_budget(quick):
+                break
+        if not turn.clock.done:
+            work.round(turn.clock, programs=True)
+        return work.found
+
+
+class _Work:
+    """An extraction under way."""
+
+    def __init__(
+        self, config: Extraction, turn: Turn, egraph: EGraph, steps: list[Step]
+    ) -> None:
+        self.config, self.turn, self.egraph, self.steps = config, turn, egraph, steps
+        self.like = turn.reached[0][0].graph
+        self.n_outputs = int((np.asarray(self.like.globals.outputs) >= 0).sum())
+        self.right = fitting(egraph, allowed_lowerings(turn.space.rules.rules))
+        nothing = jnp.zeros(egraph.bucket, jnp.int32)
+        self.choice = Choice(nothing, nothing)
+        self.found: list[Reached] = []
+        self.seen: set[tuple[int, int]] = set()
+
+    def round(self, clock: Stopwatch, *, programs: bool = False) -> bool:
+        """Extract a program; return whether another one may be better."""
+        run, space = self.turn.run, self.turn.space
+        oracle = run.problem.oracle
+        cost, lowering = enode_costs(
+            oracle.costs, self.egraph, self.right, self.choice, jnp.int32(self.n_outputs)
+        )
+        instance = instance_of_egraph(self.egraph, np.asarray(cost, np.float64))
+        done = extract(instance, lambda: clock.left, start=self._start(instance), programs=programs)
+        node = enodes_of(instance, done.full)
+        graph = extracted(self.egraph, node, self.n_outputs, np.asarray(lowering))
+        self.choice = Choice(jnp.asarray(node), lowering)
+        state = space.start(self._in_bucket(graph), oracle.costs)
+        if done.interrupted:
+            self.found.append((state, self.steps))
+            raise KeyboardInterrupt
+        known = measure_graph(
+            oracle, state.graph, clock, run.budget.measurements, self.config.at_once
+        )
+        turn = self.turn._replace(reached=[(space.reprice(state, oracle.costs), self.steps)])
+        found = self.config.descent(
+            turn._replace(clock=clock), only=chooses_lowering, phase="extracting"
+        )
+        identity = space.identity(found[0])
+        new = identity not in self.seen
+        self.seen.add(identity)
+        if new:
+            self.found.append(found)
+        run.candidates += 1
+        return new or known > 0
+
+    def _start(self, instance: Instance) -> np.ndarray | None:
+        """Return the last choice among the e-nodes of an instance; None where it lacks some."""
+        place = {int(name): i for i, name in enumerate(instance.names)}
+        last = np.asarray(self.choice.node)
+        start = np.full(instance.n_classes, -1)
+        for c in np.unique(instance.owner).tolist():
+            if int(last[c]) not in place:
+                return None
+            start[c] = place[int(last[c])]
+        return start
+
+    def _in_bucket(self, graph: TensorGraph) -> TensorGraph:
+        """Return the graph in the bucket of the graph searched, so that nothing is compiled."""
+        graph = graph_lib.with_room_for_outputs(graph, len(self.like.globals.outputs))
+        size = len(self.like.nodes.op)
+        return graph_lib.grow(graph, size) if len(graph.nodes.op) < size else graph

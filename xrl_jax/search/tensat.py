@@ -1,0 +1,117 @@
+"""Equality saturation as a search, after Tensat (Yang et al., MLSys 2021).
+
+All rewrites of a graph are kept in one e-graph; then the cheapest program is extracted. Differences
+from Tensat: the e-graph also holds what greedy descents made of the graph; costs are those of each
+operator's best lowering and depend on its neighbours (`search.extracting`); cycles are excluded
+from what is extracted, not from the e-graph; and the extracted programs are timed whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from xrl_jax.egraph.limits import Iteration, Limits
+from xrl_jax.egraph.tensor_graph import egraph_of
+from xrl_jax.egraph.tensor_saturation import Saturation, bucket_for, saturate, tensor_rules
+from xrl_jax.graph import ops
+from xrl_jax.graph.graph import TensorGraph
+from xrl_jax.search.base import Budget, Problem, SearchResult, Step
+from xrl_jax.search.descend import Descent
+from xrl_jax.search.extracting import Extraction
+from xrl_jax.search.moves import chooses_lowering
+from xrl_jax.search.run import Reached, Turn
+from xrl_jax.search.walk import Phase, Walk
+
+STEP = "equality-saturation"
+
+
+@dataclass(frozen=True)
+class Tensat:
+    """Equality saturation and extraction.
+
+    Attributes:
+      nodes: most e-nodes of a graph (Tensat: 50,000).
+      iterations: most iterations (Tensat's k_max).
+      merging: iterations in which rules that merge two operators are used (Tensat's k_multi).
+      filter_cycles: whether e-nodes that close cycles are removed, as Tensat does.
+      greedy_share: share of the time for greedy descents, whose results begin in the e-graph; 0 for
+        none.
+      saturation_share: share of the time left, at most, for saturation.
+      own_start: begin with the program itself only, not with the other starting points.
+      keep: number of best programs of each graph that are timed whole.
+    """
+
+    nodes: int = 10_000
+    iterations: int = 15
+    merging: int = 1
+    filter_cycles: bool = False
+    greedy_share: float = 0.4
+    saturation_share: float = 0.3
+    own_start: bool = False
+    keep: int = 3
+    extraction: Extraction = Extraction()
+    descent: Descent = field(default_factory=Descent)
+    walk: Walk = field(default_factory=Walk)
+
+    def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        descents = (Phase(self._greedily, self.greedy_share),) if self.greedy_share else ()
+        phases = (*descents, Phase(self._saturated))
+        return self.walk(problem, budget, key, phases, from_starting_points=not self.own_start)
+
+    def _greedily(self, turn: Turn) -> list[Reached]:
+        lowered = self.descent(
+            turn._replace(clock=turn.clock.part(0.5)), only=chooses_lowering, phase="lowerings"
+        )
+        onwards = turn._replace(reached=[lowered])
+        return [self.descent(onwards, phase="greedy"), lowered, *turn.reached]
+
+    def _saturated(self, turn: Turn) -> list[Reached]:
+        """Return the best programs of the e-graph and those it was made from, best first."""
+        run, space, _, index, clock, _ = turn
+        rules = tensor_rules(space.rules.rules)
+        graphs = [state.graph for state, _ in turn.reached]
+        if len(graphs) > 1 and any(map(_has_pinned, graphs)):
+            graphs = graphs[:1]
+        size = sum(len(g.nodes.op) for g in graphs)
+        limits = Limits(self.iterations, self.nodes, self.saturation_share * clock.left)
+
+        def tell(_: Iteration) -> None:
+            run.report("saturating")
+
+        done = saturate(
+            rules,
+            egraph_of(graphs, bucket_for(2 * size)),
+            limits=limits,
+            merging=self.merging,
+            filter_cycles=self.filter_cycles,
+            tell=tell,
+        )
+        run.candidates += sum(sum(i.matches) for i in done.iterations)
+        steps = [*turn.reached[0][1], *_steps(done, rules.rules, index)]
+        found = self.extraction(turn, done.graph, steps)
+        costs = run.problem.oracle.costs
+        ranked = [(space.reprice(s, costs), t) for s, t in [*found, *turn.reached]]
+        ranked.sort(key=lambda r: r[0].seconds)
+        run.keep(index, ranked[: self.keep])
+        best = self.descent(turn._replace(reached=ranked[:1]), phase="descending")
+        return [best, *ranked[: self.keep]]
+
+
+def _has_pinned(graph: TensorGraph) -> bool:
+    holders = np.isin(np.asarray(graph.nodes.op), [ops.OPS[o].code for o in ("opaque", "call")])
+    return bool(np.any(holders & (np.asarray(graph.nodes.attrs)[:, 0] == 1)))
+
+
+def _steps(done: Saturation, rules: Sequence, index: int) -> list[Step]:
+    """Return what led to an e-graph: the saturation, and the rules used that assume something, on
+    which any program in it may rest.
+    """
+    nodes, classes = done.counts
+    text = f"{nodes:,} e-nodes in {classes:,} classes; {done.stop.value}"
+    used = np.sum([i.matches for i in done.iterations], axis=0)
+    assuming = [r.name for r, n in zip(rules, used, strict=True) if r.assumes and n]
+    return [Step(index, STEP, text, 0.0), *(Step(index, r, "in the e-graph", 0.0) for r in assuming)]
