@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from xrl_jax.egraph.limits import Limits
 from xrl_jax.egraph.term_saturation import Schedule, saturate_terms
 from xrl_jax.egraph.term_search import search_terms
 from xrl_jax.egraph.tree_cost import cheapest_now, expression_of
-from xrl_jax.egraph.uct import UCT, Simulated
+from xrl_jax.egraph.uct import UCT, Request, Simulated
 from xrl_jax.language.rule_files import load_language
 from xrl_jax.language.terms import expression_text, parse_expression, parse_language
 
@@ -27,15 +29,43 @@ class Steps:
 
     n_actions = 3  # stay, right, left
 
-    def simulate(self, state, action, key, preferences) -> Simulated[int]:
-        new = min(max(state + (0, 1, -1)[action], 0), 4)
-        child = None if new == state else new
-        return Simulated(child, 5.0 - new, new == 4, new, 5.0 - new, np.zeros(3, np.int64))
+    def weights(self, state: int) -> np.ndarray:
+        return np.ones(3)
+
+    def simulate(self, requests: Sequence[Request[int]]) -> list[Simulated[int]]:
+        found = []
+        for state, action, *_ in requests:
+            new = min(max(state + (0, 1, -1)[action], 0), 4)
+            child = None if new == state else new
+            none = np.zeros(3, np.int64)
+            found.append(Simulated(child, 5.0 - new, new == 4, new, 5.0 - new, none))
+        return found
+
+
+class OnlyRight(Steps):
+    """The same, where it is known that only steps to the right are of use."""
+
+    def weights(self, state: int) -> np.ndarray:
+        return np.array([0.0, 1.0, 0.0])
 
 
 def test_a_tree_search_finds_the_cheapest_state():
     found = uct.search(Steps(), 0, 5.0, KEY, simulations=200)
     assert (found.state, found.cost) == (4, 1.0)
+
+
+def test_actions_without_weight_are_not_tried():
+    found = uct.search(OnlyRight(), 0, 5.0, KEY, simulations=200)
+    assert (found.state, found.cost, found.simulations) == (4, 1.0, 4)
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_simulations_may_be_made_at_once(batch):
+    one, again = (
+        uct.search(Steps(), 0, 5.0, KEY, simulations=200, batch=batch) for _ in range(2)
+    )
+    assert (one.state, one.cost) == (4, 1.0)
+    assert one == again
 
 
 def test_a_tree_search_ends_without_progress():

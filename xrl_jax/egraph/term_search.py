@@ -21,7 +21,7 @@ from xrl_jax.egraph.patterns import TermTable, compile_terms
 from xrl_jax.egraph.term_graph import egraph_of, terms_of
 from xrl_jax.egraph.term_step import Folds, folded_now, folds_of, is_contradictory_now, iterate
 from xrl_jax.egraph.tree_cost import cheapest, cheapest_now, expression_of
-from xrl_jax.egraph.uct import UCT, Simulated
+from xrl_jax.egraph.uct import UCT, Request, Simulated
 from xrl_jax.language.rule import Rule
 from xrl_jax.language.terms import Expression, Language
 from xrl_jax.runtime.engine_jit import engine_jit
@@ -120,7 +120,13 @@ class _Environment:
         )
         self.nodes = nodes
 
-    def simulate(
+    def weights(self, state: EGraph) -> np.ndarray:
+        return np.ones(self.n_actions)
+
+    def simulate(self, requests: Sequence[Request[EGraph]]) -> list[Simulated[EGraph]]:
+        return [self._simulated(*request) for request in requests]
+
+    def _simulated(
         self, state: EGraph, action: int, key: jax.Array, preferences: np.ndarray
     ) -> Simulated[EGraph]:
         missing = len(self.table.rule) - self.n_actions

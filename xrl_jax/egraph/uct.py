@@ -10,7 +10,7 @@ Rollouts prefer actions that occurred in good simulations (MAST: Finnsson, Björ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -39,6 +39,20 @@ class UCT:
 DEFAULT = UCT()
 
 
+class Request(NamedTuple, Generic[S]):
+    """A simulation to make: take an action, then others at random.
+
+    Attributes:
+      preferences: [actions]; an action is drawn with a probability proportional to the exponential
+        of its preference.
+    """
+
+    state: S
+    action: int
+    key: jax.Array
+    preferences: np.ndarray
+
+
 class Simulated(NamedTuple, Generic[S]):
     """What a simulation found.
 
@@ -63,12 +77,15 @@ class Environment(Protocol[S]):
 
     n_actions: int
 
-    def simulate(
-        self, state: S, action: int, key: jax.Array, preferences: np.ndarray
-    ) -> Simulated[S]:
-        """Take an action, then others at random: an action is drawn with a probability proportional
-        to the exponential of its preference [actions].
+    def weights(self, state: S) -> np.ndarray:
+        """Return how promising each action [actions] is, not negative: the probability of being
+        tried first is proportional to it. Actions that change nothing may have 0, and are not
+        tried.
         """
+        ...
+
+    def simulate(self, requests: Sequence[Request[S]]) -> Sequence[Simulated[S]]:
+        """Return the results of simulations, which may be made at the same time."""
         ...
 
 
@@ -78,10 +95,15 @@ class _Node(Generic[S]):
 
     state: S
     cost: float
-    untried: list[int]
+    untried: dict[int, float] | None  # actions and their weights; None if not known yet
     children: list[_Node[S]] = field(default_factory=list)
     visits: int = 0
     total: float = 0.0
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether a path through the tree ends here."""
+        return self.untried is None or bool(self.untried) or not self.children
 
 
 class Searched(NamedTuple, Generic[S]):
@@ -100,6 +122,7 @@ def search(
     *,
     settings: UCT = DEFAULT,
     simulations: int,
+    batch: int = 1,
     going: Callable[[], bool] = lambda: True,
 ) -> Searched[S]:
     """Search from a state. Same key, same result, unless `going` ends it.
@@ -107,61 +130,106 @@ def search(
     Args:
       cost: of the state; positive.
       simulations: the most that are made.
-      going: whether to go on, asked before each simulation.
+      batch: simulations that are made at once; until their results are known they count as visits
+        without gain (Liu et al., ICLR 2020).
+      going: whether to go on, asked before each batch.
     """
-    n_actions = environment.n_actions
-    root = _Node(state, cost, list(range(n_actions)))
-    best = Searched(state, cost, 0)
-    values, counts = np.zeros(n_actions), np.zeros(n_actions)
-    since, made = 0, 0
-    while made < simulations and since < settings.patience and going():
-        scale = max((cost - best.cost) / cost, 1e-9)
-        path = _path(root, scale, settings.exploration)
-        leaf = path[-1]
-        if leaf.untried:
-            key, expanding, rolling = jax.random.split(key, 3)
-            at = int(jax.random.randint(expanding, (), 0, len(leaf.untried)))
-            action = leaf.untried.pop(at)
-            preferences = _preferences(values, counts) / (scale * settings.temperature)
-            found = environment.simulate(leaf.state, action, rolling, preferences)
-            made += 1
-            if found.child is None:
-                continue
-            left = [] if found.ended else list(range(n_actions))
-            child = _Node(found.child, found.cost, left)
-            leaf.children.append(child)
-            path.append(child)
-            value = (cost - found.final_cost) / cost
-            taken = found.used.copy()
-            taken[action] += 1
-            values += np.where(taken > 0, value, 0.0)
-            counts += taken > 0
-            since += 1
-            if found.final_cost < best.cost:
-                best, since = Searched(found.final, found.final_cost, made), 0
-        elif leaf is root:
+    tree = _Tree(environment, _Node(state, cost, None), settings)
+    made = 0
+    while made < simulations and tree.since < settings.patience and going():
+        chosen: list[tuple[list[_Node[S]], Request[S]]] = []
+        while len(chosen) < min(batch, simulations - made):
+            key, this = jax.random.split(key)
+            path, request = tree.select(this)
+            if request is None:
+                break
+            chosen.append((path, request))
+        made += len(chosen)
+        found = environment.simulate([request for _, request in chosen])
+        for (path, request), result in zip(chosen, found, strict=True):
+            tree.learn(path, request.action, result)
+        if not chosen and tree.root.is_leaf:
             break  # no action changes anything
-        else:
-            value = (cost - leaf.cost) / cost
-            since += 1
+    return Searched(tree.best.state, tree.best.cost, made)
+
+
+class _Tree(Generic[S]):
+    """A search tree, its best state, and what is known about actions."""
+
+    def __init__(self, environment: Environment[S], root: _Node[S], settings: UCT) -> None:
+        self.environment, self.root, self.settings = environment, root, settings
+        self.best = Searched(root.state, root.cost, 0)
+        self.values, self.counts = np.zeros((2, environment.n_actions))
+        self.since = 0  # simulations and visits since the best state was found
+
+    @property
+    def scale(self) -> float:
+        """The best value so far, by which values are divided."""
+        return max((self.root.cost - self.best.cost) / self.root.cost, 1e-9)
+
+    def select(self, key: jax.Array) -> tuple[list[_Node[S]], Request[S] | None]:
+        """Return the path to a node, and what to try there; None if nothing is left there."""
+        expanding, rolling = jax.random.split(key)
+        path = self._path()
+        leaf = path[-1]
         for node in path:
             node.visits += 1
+        if leaf.untried is None:
+            weights = self.environment.weights(leaf.state)
+            leaf.untried = {int(a): float(weights[a]) for a in np.flatnonzero(weights)}
+        if not leaf.untried:
+            self.since += 1
+            for node in path:
+                node.total += self._value(leaf.cost)
+            return path, None
+        action = _drawn(leaf.untried, float(jax.random.uniform(expanding)))
+        del leaf.untried[action]
+        preferences = _preferences(self.values, self.counts)
+        preferences /= self.scale * self.settings.temperature
+        return path, Request(leaf.state, action, rolling, preferences)
+
+    def learn(self, path: list[_Node[S]], action: int, found: Simulated[S]) -> None:
+        """Add what a simulation found."""
+        if found.child is None:
+            for node in path:
+                node.visits -= 1
+            return
+        untried: dict[int, float] | None = {} if found.ended else None
+        child = _Node(found.child, found.cost, untried, visits=1)
+        path[-1].children.append(child)
+        value = self._value(found.final_cost)
+        for node in (*path, child):
             node.total += value
-    return best._replace(simulations=made)
+        taken = found.used.copy()
+        taken[action] += 1
+        self.values += np.where(taken > 0, value, 0.0)
+        self.counts += taken > 0
+        self.since += 1
+        if found.final_cost < self.best.cost:
+            self.best, self.since = Searched(found.final, found.final_cost, 0), 0
+
+    def _value(self, cost: float) -> float:
+        return (self.root.cost - cost) / self.root.cost
+
+    def _path(self) -> list[_Node[S]]:
+        """Return the nodes from the root to one that has untried actions, or no children."""
+        path, scale = [self.root], self.scale
+        while not path[-1].is_leaf:
+            log = math.log(path[-1].visits + 1)
+
+            def score(node: _Node[S], log: float = log) -> float:
+                mean = node.total / node.visits / scale
+                return mean + self.settings.exploration * math.sqrt(log / node.visits)
+
+            path.append(max(path[-1].children, key=score))
+        return path
 
 
-def _path(root: _Node[S], scale: float, exploration: float) -> list[_Node[S]]:
-    """Return the nodes from the root to one that has untried actions, or no children."""
-    path = [root]
-    while not path[-1].untried and path[-1].children:
-        log = math.log(path[-1].visits + 1)
-
-        def score(node: _Node[S], log: float = log) -> float:
-            mean = node.total / node.visits / scale
-            return mean + exploration * math.sqrt(log / node.visits)
-
-        path.append(max(path[-1].children, key=score))
-    return path
+def _drawn(weights: dict[int, float], at: float) -> int:
+    """Return an action with a probability proportional to its weight; `at` is in [0, 1)."""
+    ends = np.cumsum(list(weights.values()))
+    index = int(np.searchsorted(ends, at * ends[-1], side="right"))
+    return list(weights)[min(index, len(weights) - 1)]
 
 
 def _preferences(values: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -84,6 +84,8 @@ class MilpSolver:
         """Return the best solution found in so many seconds; the process is killed if it takes
         longer. Ctrl-C kills it, too.
         """
+        if seconds <= 0:
+            return _NOTHING
         grace = _GRACE
         if self._process is None:
             command = [sys.executable, milp_process.__file__]

@@ -8,6 +8,7 @@ are priced as wholes are compared.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from xrl_jax.search.base import Step
 from xrl_jax.search.descend import Descent, measure_graph
 from xrl_jax.search.moves import chooses_lowering
 from xrl_jax.search.run import Reached, Turn
+from xrl_jax.search.states import State
 
 
 @dataclass(frozen=True)
@@ -34,31 +36,37 @@ class Extraction:
 
     Attributes:
       rounds: most programs that are extracted.
-      exact_share: share of the time for mixed-integer programs, under the last costs.
-      at_once: operators that are timed before costs are computed anew.
+      exact_share: share of the time left, at most, for mixed-integer programs, which are solved
+        once costs do not change any more.
+      keep: number of programs that are returned.
       descent: gives the operators of a program their lowerings under exact costs.
     """
 
-    rounds: int = 12
-    exact_share: float = 0.5
-    at_once: int = 16
+    rounds: int = 20
+    exact_share: float = 0.4
+    keep: int = 3
     descent: Descent = Descent()
 
     def __call__(self, turn: Turn, egraph: EGraph, steps: list[Step]) -> list[Reached]:
-        """Return the programs found, with `steps` and those of the descent.
+        """Return the best of the programs found and of the turn's states, best first. All operators
+        of the first are timed, if there is time.
 
         Args:
           turn: its states are of the graph that the e-graph was made from.
-          steps: what led to the e-graph.
+          steps: what led to the e-graph; those of a descent are added.
         """
+        run = turn.run
         work = _Work(self, turn, egraph, steps)
-        quick = turn.clock.part(1 - self.exact_share)
+        exact = False
         for _ in range(self.rounds):
-            if not work.round(quick) or turn.run.out_of_budget(quick):
+            if run.out_of_budget(turn.clock):
                 break
-        if not turn.clock.done:
-            work.round(turn.clock, programs=True)
-        return work.found
+            again = work.round(turn.clock.part(self.exact_share), programs=exact)
+            if not again and exact:
+                break
+            exact = not again
+            run.report("extracting")
+        return work.ranked()
 
 
 class _Work:
@@ -73,11 +81,16 @@ class _Work:
         self.right = fitting(egraph, allowed_lowerings(turn.space.rules.rules))
         nothing = jnp.zeros(egraph.bucket, jnp.int32)
         self.choice = Choice(nothing, nothing)
-        self.found: list[Reached] = []
+        self.found = list(turn.reached)
         self.seen: set[tuple[int, int]] = set()
 
-    def round(self, clock: Stopwatch, *, programs: bool = False) -> bool:
-        """Extract a program; return whether another one may be better."""
+    def round(self, clock: Stopwatch, *, programs: bool) -> bool:
+        """Extract a program; return whether another one may be better.
+
+        Args:
+          clock: for extraction.
+          programs: whether mixed-integer programs are solved.
+        """
         run, space = self.turn.run, self.turn.space
         oracle = run.problem.oracle
         cost, lowering = enode_costs(
@@ -89,23 +102,39 @@ class _Work:
         graph = extracted(self.egraph, node, self.n_outputs, np.asarray(lowering))
         self.choice = Choice(jnp.asarray(node), lowering)
         state = space.start(self._in_bucket(graph), oracle.costs)
+        run.candidates += 1
         if done.interrupted:
-            self.found.append((state, self.steps))
+            self._keep([(state, self.steps)])
             raise KeyboardInterrupt
-        known = measure_graph(
-            oracle, state.graph, clock, run.budget.measurements, self.config.at_once
-        )
-        turn = self.turn._replace(reached=[(space.reprice(state, oracle.costs), self.steps)])
-        found = self.config.descent(
-            turn._replace(clock=clock), only=chooses_lowering, phase="extracting"
-        )
-        identity = space.identity(found[0])
+        identity = space.identity(state)
         new = identity not in self.seen
         self.seen.add(identity)
-        if new:
-            self.found.append(found)
-        run.candidates += 1
+        known = self._time(state)
+        turn = self.turn._replace(reached=[(space.reprice(state, oracle.costs), self.steps)])
+        if new or known:
+            self._keep([self.config.descent(turn, only=chooses_lowering, phase="extracting")])
         return new or known > 0
+
+    def ranked(self) -> list[Reached]:
+        """Return the best programs, best first, after timing what the first consists of."""
+        while self._time(self._keep([])[0][0]):
+            pass
+        return self.found
+
+    def _keep(self, more: Sequence[Reached]) -> list[Reached]:
+        """Keep the best programs under the present costs; return them, best first."""
+        run, space = self.turn.run, self.turn.space
+        costs = run.problem.oracle.costs
+        found = [(space.reprice(s, costs), steps) for s, steps in [*self.found, *more]]
+        self.found = sorted(found, key=lambda r: r[0].seconds)[: self.config.keep]
+        run.keep(self.turn.index, self.found)
+        return self.found
+
+    def _time(self, state: State) -> int:
+        """Time the operators of a program; return how many were unknown."""
+        run = self.turn.run
+        limit = run.budget.measurements
+        return measure_graph(run.problem.oracle, state.graph, self.turn.clock, limit)
 
     def _start(self, instance: Instance) -> np.ndarray | None:
         """Return the last choice among the e-nodes of an instance; None where it lacks some."""

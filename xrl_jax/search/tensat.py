@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from xrl_jax.egraph.limits import Iteration, Limits
+from xrl_jax.egraph.limits import Limits
 from xrl_jax.egraph.tensor_graph import egraph_of
 from xrl_jax.egraph.tensor_saturation import Saturation, bucket_for, saturate, tensor_rules
 from xrl_jax.graph import ops
@@ -42,7 +42,6 @@ class Tensat:
         none.
       saturation_share: share of the time left, at most, for saturation.
       own_start: begin with the program itself only, not with the other starting points.
-      keep: number of best programs of each graph that are timed whole.
     """
 
     nodes: int = 10_000
@@ -52,7 +51,6 @@ class Tensat:
     greedy_share: float = 0.4
     saturation_share: float = 0.3
     own_start: bool = False
-    keep: int = 3
     extraction: Extraction = Extraction()
     descent: Descent = field(default_factory=Descent)
     walk: Walk = field(default_factory=Walk)
@@ -79,26 +77,19 @@ class Tensat:
         size = sum(len(g.nodes.op) for g in graphs)
         limits = Limits(self.iterations, self.nodes, self.saturation_share * clock.left)
 
-        def tell(_: Iteration) -> None:
-            run.report("saturating")
-
         done = saturate(
             rules,
             egraph_of(graphs, bucket_for(2 * size)),
             limits=limits,
             merging=self.merging,
             filter_cycles=self.filter_cycles,
-            tell=tell,
+            tell=lambda _: run.report("saturating"),
         )
         run.candidates += sum(sum(i.matches) for i in done.iterations)
         steps = [*turn.reached[0][1], *_steps(done, rules.rules, index)]
         found = self.extraction(turn, done.graph, steps)
-        costs = run.problem.oracle.costs
-        ranked = [(space.reprice(s, costs), t) for s, t in [*found, *turn.reached]]
-        ranked.sort(key=lambda r: r[0].seconds)
-        run.keep(index, ranked[: self.keep])
-        best = self.descent(turn._replace(reached=ranked[:1]), phase="descending")
-        return [best, *ranked[: self.keep]]
+        best = self.descent(turn._replace(reached=found[:1]), phase="descending")
+        return [best, *found]
 
 
 def _has_pinned(graph: TensorGraph) -> bool:
