@@ -17,8 +17,10 @@ from typing import NamedTuple
 from xrl_jax.search.backtracking import Taso
 from xrl_jax.search.base import Strategy
 from xrl_jax.search.chain import alone, pipeline
+from xrl_jax.search.eqsat_mcts import EqsatMCTS
 from xrl_jax.search.greedy import Greedy, Local
 from xrl_jax.search.random import Random
+from xrl_jax.search.tensat import Tensat
 
 
 class Named(NamedTuple):
@@ -55,6 +57,8 @@ SEARCHES: Mapping[str, Named] = MappingProxyType(
         "local": Named(Local, complete=alone),  # a baseline for other searches, so not refined
         "greedy": Named(Greedy),
         "taso": Named(Taso),
+        "tensat": Named(Tensat),
+        "eqsat-mcts": Named(EqsatMCTS),
         "xrlflow": Named(_xrlflow, uses_engine=False),  # it has its own engine
     }
 )

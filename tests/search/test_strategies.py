@@ -37,6 +37,7 @@ from xrl_jax.search.descend import Descent
 from xrl_jax.search.greedy import Local
 from xrl_jax.search.run import Run
 from xrl_jax.search.starting_points import StartingPoint
+from xrl_jax.search.tensat import Tensat
 from xrl_jax.strategies import SEARCHES, find_strategy
 
 KEY = jax.random.key(0)
@@ -130,11 +131,18 @@ def test_greedy_takes_every_gain_and_stops_before_the_trap():
     assert rules_fired == ["lower-swapped", "lower-swapped", "turn-not", "turn-twice"]
 
 
-def test_taso_passes_the_trap_and_finds_the_optimum():
-    found = run("taso")
+@pytest.mark.parametrize("search", ["taso", "tensat", "eqsat-mcts"])
+def test_a_temporary_loss_leads_to_the_optimum(search):
+    found = run(search)
     assert lowerings(found) == [("dot", 2), ("dot", 2)]
     assert found.best[0].seconds == pytest.approx(exhausted_optimum(), rel=1e-3)
     assert found.best[0].seconds == pytest.approx(1.0e-3, **NEAR)
+
+
+def test_equality_saturation_alone_finds_the_optimum():
+    found = run(Tensat(greedy_share=0.0, own_start=True))
+    assert lowerings(found) == [("dot", 2), ("dot", 2)]
+    assert found.best[0].steps[0].rule == "equality-saturation"
 
 
 def test_a_lowering_that_lost_at_one_node_is_not_timed_at_the_next():
@@ -316,6 +324,9 @@ class Interrupting:
         ),  # the transposes become one in the first pass, none in the second
         ("taso", "lowerings", 2.0e-3),
         ("taso", "backtracking", 1.6e-3),
+        ("tensat", "saturating", 1.6e-3),
+        ("tensat", "extracting", 1.6e-3),
+        ("eqsat-mcts", "tree search", 1.6e-3),
         ("random", "random", 1.0e-3),
     ],
 )

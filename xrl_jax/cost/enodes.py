@@ -19,12 +19,15 @@ from xrl_jax.cost import fusion
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.view import CostView
 from xrl_jax.egraph.arrays import HOLE, EGraph
+from xrl_jax.egraph.dag_cost import cheapest_shared
 from xrl_jax.egraph.tensor_graph import features_of
 from xrl_jax.graph.graph import Globals, Nodes, TensorGraph
 from xrl_jax.graph.view import NodeView
 from xrl_jax.language.rule import Rule
 from xrl_jax.lower.table import CHOICES, fits, number_of
 from xrl_jax.runtime.engine_jit import engine_jit
+
+_SWEEPS = 2  # costs, a choice under them, costs under this choice, and a better choice
 
 
 class Choice(NamedTuple):
@@ -41,7 +44,6 @@ def allowed_lowerings(rules: Sequence[Rule]) -> jax.Array:
     return jnp.asarray([choice in there for choice in CHOICES])
 
 
-@engine_jit
 def fitting(graph: EGraph, allowed: jax.Array) -> jax.Array:
     """Return which of the allowed lowerings are right for each e-node, [N, len(CHOICES)] bool."""
     f, args = features_of(graph), graph.args
@@ -60,7 +62,6 @@ def fitting(graph: EGraph, allowed: jax.Array) -> jax.Array:
     return jax.vmap(fits)(view) & allowed
 
 
-@engine_jit
 def enode_costs(
     costs: CostTable, graph: EGraph, right: jax.Array, choice: Choice, n_outputs: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -104,6 +105,36 @@ def enode_costs(
 
     plain = jnp.where(live, costs.costs(view), jnp.inf), jnp.zeros_like(graph.op)
     return jax.lax.fori_loop(0, len(CHOICES), cheaper, plain)
+
+
+class Least(NamedTuple):
+    """The least cost found of all roots of an e-graph together."""
+
+    seconds: jax.Array  # []
+    choice: Choice
+
+
+def least_cost(
+    costs: CostTable, graph: EGraph, allowed: jax.Array, n_outputs: jax.Array
+) -> Least:
+    """Return the least cost of an e-graph: the reward of searches.
+
+    Args:
+      allowed: from `allowed_lowerings`.
+      n_outputs: see `tensor_graph.extracted`.
+    """
+    right = fitting(graph, allowed)
+    nothing = jnp.zeros_like(graph.op)
+
+    def sweep(_: jax.Array, least: Least) -> Least:
+        cost, lowering = enode_costs(costs, graph, right, least.choice, n_outputs)
+        seconds, node = cheapest_shared(graph, cost)
+        return Least(seconds, Choice(node, lowering))
+
+    return jax.lax.fori_loop(0, _SWEEPS, sweep, Least(jnp.float32(0.0), Choice(nothing, nothing)))
+
+
+fitting_now, enode_costs_now, least_cost_now = map(engine_jit, (fitting, enode_costs, least_cost))
 
 
 def _origins(

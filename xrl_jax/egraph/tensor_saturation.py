@@ -26,7 +26,7 @@ from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.runtime.engine_jit import engine_jit
 
 BUCKETS = (2048, 16384, 65536)
-_WINDOW = 1024
+WINDOW = 1024
 _FULL = 0.9  # of the limit; below, rebuilding has made room again
 
 
@@ -140,7 +140,7 @@ def _step(rules: TensorRules, active: np.ndarray, graph: EGraph, limits: Limits)
             jnp.asarray(active),
             graph,
             jnp.int32(limits.nodes + 1),
-            window=_WINDOW,
+            window=WINDOW,
             n_halves=4 * graph.bucket,
         )
         larger = [b for b in BUCKETS if b > graph.bucket]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.regions import Region
 from xrl_jax.cost.view import CostView, view_graph
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.language.rule import Rule
@@ -26,9 +27,14 @@ def measure_graph(
     oracle: Oracle, graph: TensorGraph, clock: Stopwatch, limit: int | None, new: int | None = None
 ) -> int:
     """Time the regions of a priced graph, the costliest first; return how many became known."""
+    return oracle.measure(untimed(oracle, graph), clock=clock, limit=limit, new=new)
+
+
+def untimed(oracle: Oracle, graph: TensorGraph) -> dict[tuple[int, int], Region]:
+    """Return the regions of a priced graph that have no timing yet, the costliest first."""
     order = np.argsort(-np.asarray(graph.nodes.cost), kind="stable")
     views = CostView(*(np.asarray(v)[order] for v in _view(oracle.costs, graph)))  # type: ignore[arg-type]
-    return oracle.measure(oracle.untimed_regions(views), clock=clock, limit=limit, new=new)
+    return oracle.untimed_regions(views)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.cost.enodes import Choice, allowed_lowerings, enode_costs, fitting
+from xrl_jax.cost.enodes import Choice, allowed_lowerings, enode_costs_now, fitting_now
 from xrl_jax.egraph.arrays import EGraph
 from xrl_jax.egraph.extraction.extract import extract
 from xrl_jax.egraph.extraction.instance import Instance
@@ -24,7 +24,7 @@ from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.search.base import Step
-from xrl_jax.search.descend import Descent, measure_graph
+from xrl_jax.search.descend import Descent, measure_graph, untimed
 from xrl_jax.search.moves import chooses_lowering
 from xrl_jax.search.run import Reached, Turn
 from xrl_jax.search.states import State
@@ -36,6 +36,7 @@ class Extraction:
 
     Attributes:
       rounds: most programs that are extracted.
+      rounds_share: share of the time for these rounds; the rest is for timing operators.
       exact_share: share of the time left, at most, for mixed-integer programs, which are solved
         once costs do not change any more.
       keep: number of programs that are returned.
@@ -43,13 +44,14 @@ class Extraction:
     """
 
     rounds: int = 20
+    rounds_share: float = 0.75
     exact_share: float = 0.4
     keep: int = 3
     descent: Descent = Descent()
 
     def __call__(self, turn: Turn, egraph: EGraph, steps: list[Step]) -> list[Reached]:
-        """Return the best of the programs found and of the turn's states, best first. All operators
-        of the first are timed, if there is time.
+        """Return the best of the turn's states and of the programs found whose operators are all
+        timed, best first: a prediction may be far too good, and extraction looks for such.
 
         Args:
           turn: its states are of the graph that the e-graph was made from.
@@ -57,11 +59,11 @@ class Extraction:
         """
         run = turn.run
         work = _Work(self, turn, egraph, steps)
-        exact = False
+        exact, rounds = False, turn.clock.part(self.rounds_share)
         for _ in range(self.rounds):
-            if run.out_of_budget(turn.clock):
+            if run.out_of_budget(rounds):
                 break
-            again = work.round(turn.clock.part(self.exact_share), programs=exact)
+            again = work.round(rounds.part(self.exact_share), programs=exact)
             if not again and exact:
                 break
             exact = not again
@@ -78,7 +80,7 @@ class _Work:
         self.config, self.turn, self.egraph, self.steps = config, turn, egraph, steps
         self.like = turn.reached[0][0].graph
         self.n_outputs = int((np.asarray(self.like.globals.outputs) >= 0).sum())
-        self.right = fitting(egraph, allowed_lowerings(turn.space.rules.rules))
+        self.right = fitting_now(egraph, allowed_lowerings(turn.space.rules.rules))
         nothing = jnp.zeros(egraph.bucket, jnp.int32)
         self.choice = Choice(nothing, nothing)
         self.found = list(turn.reached)
@@ -93,7 +95,7 @@ class _Work:
         """
         run, space = self.turn.run, self.turn.space
         oracle = run.problem.oracle
-        cost, lowering = enode_costs(
+        cost, lowering = enode_costs_now(
             oracle.costs, self.egraph, self.right, self.choice, jnp.int32(self.n_outputs)
         )
         instance = instance_of_egraph(self.egraph, np.asarray(cost, np.float64))
@@ -110,23 +112,34 @@ class _Work:
         new = identity not in self.seen
         self.seen.add(identity)
         known = self._time(state)
-        turn = self.turn._replace(reached=[(space.reprice(state, oracle.costs), self.steps)])
-        if new or known:
-            self._keep([self.config.descent(turn, only=chooses_lowering, phase="extracting")])
-        return new or known > 0
+        reached = [(space.reprice(state, oracle.costs), self.steps)]
+        if not new and not known:
+            return False
+        try:
+            turn = self.turn._replace(reached=reached)
+            reached = [self.config.descent(turn, only=chooses_lowering, phase="extracting")]
+        finally:  # the descent has recorded its own state, which may not be the best
+            self._keep(reached)
+        return True
 
     def ranked(self) -> list[Reached]:
-        """Return the best programs, best first, after timing what the first consists of."""
+        """Return the best of the programs whose operators are all timed and those of the turn, best
+        first.
+        """
+        oracle = self.turn.run.problem.oracle
         while self._time(self._keep([])[0][0]):
             pass
-        return self.found
+        self.found = [r for r in self.found if not untimed(oracle, r[0].graph)]
+        return self._keep(self.turn.reached)
 
     def _keep(self, more: Sequence[Reached]) -> list[Reached]:
         """Keep the best programs under the present costs; return them, best first."""
         run, space = self.turn.run, self.turn.space
         costs = run.problem.oracle.costs
-        found = [(space.reprice(s, costs), steps) for s, steps in [*self.found, *more]]
-        self.found = sorted(found, key=lambda r: r[0].seconds)[: self.config.keep]
+        found = {
+            space.identity(s): (space.reprice(s, costs), steps) for s, steps in [*more, *self.found]
+        }
+        self.found = sorted(found.values(), key=lambda r: r[0].seconds)[: self.config.keep]
         run.keep(self.turn.index, self.found)
         return self.found
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from xrl_jax.egraph.limits import Limits
+from xrl_jax.egraph.limits import Limits, Stop
 from xrl_jax.egraph.tensor_graph import egraph_of
 from xrl_jax.egraph.tensor_saturation import Saturation, bucket_for, saturate, tensor_rules
 from xrl_jax.graph import ops
@@ -56,24 +56,18 @@ class Tensat:
     walk: Walk = field(default_factory=Walk)
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
-        descents = (Phase(self._greedily, self.greedy_share),) if self.greedy_share else ()
+        def descend(turn: Turn) -> list[Reached]:
+            return greedily(self.descent, turn)
+
+        descents = (Phase(descend, self.greedy_share),) if self.greedy_share else ()
         phases = (*descents, Phase(self._saturated))
         return self.walk(problem, budget, key, phases, from_starting_points=not self.own_start)
-
-    def _greedily(self, turn: Turn) -> list[Reached]:
-        lowered = self.descent(
-            turn._replace(clock=turn.clock.part(0.5)), only=chooses_lowering, phase="lowerings"
-        )
-        onwards = turn._replace(reached=[lowered])
-        return [self.descent(onwards, phase="greedy"), lowered, *turn.reached]
 
     def _saturated(self, turn: Turn) -> list[Reached]:
         """Return the best programs of the e-graph and those it was made from, best first."""
         run, space, _, index, clock, _ = turn
         rules = tensor_rules(space.rules.rules)
-        graphs = [state.graph for state, _ in turn.reached]
-        if len(graphs) > 1 and any(map(_has_pinned, graphs)):
-            graphs = graphs[:1]
+        graphs = in_one_egraph(turn.reached)
         size = sum(len(g.nodes.op) for g in graphs)
         limits = Limits(self.iterations, self.nodes, self.saturation_share * clock.left)
 
@@ -85,11 +79,31 @@ class Tensat:
             filter_cycles=self.filter_cycles,
             tell=lambda _: run.report("saturating"),
         )
+        if done.stop is Stop.INTERRUPTED:
+            raise KeyboardInterrupt
         run.candidates += sum(sum(i.matches) for i in done.iterations)
         steps = [*turn.reached[0][1], *_steps(done, rules.rules, index)]
         found = self.extraction(turn, done.graph, steps)
         best = self.descent(turn._replace(reached=found[:1]), phase="descending")
         return [best, *found]
+
+
+def greedily(descent: Descent, turn: Turn) -> list[Reached]:
+    """Return what two descents find, with lowerings only and then with every rule, and the states
+    of the turn.
+    """
+    lowered = descent(
+        turn._replace(clock=turn.clock.part(0.5)), only=chooses_lowering, phase="lowerings"
+    )
+    return [descent(turn._replace(reached=[lowered]), phase="greedy"), lowered, *turn.reached]
+
+
+def in_one_egraph(reached: Sequence[Reached]) -> list[TensorGraph]:
+    """Return the graphs of states that one e-graph may hold: the first only if it has pinned nodes,
+    which must not be run twice.
+    """
+    graphs = [state.graph for state, _ in reached]
+    return graphs[:1] if any(map(_has_pinned, graphs)) else graphs
 
 
 def _has_pinned(graph: TensorGraph) -> bool:

@@ -1,0 +1,119 @@
+"""Monte-Carlo tree search over e-graphs, after Hartmann, He and Yoneki (PACT 2024).
+
+An e-graph of all programs outgrows any limit, so which rules are applied, and in which order,
+decides what it holds. Tree search looks for a good order; an action applies one rule wherever it
+matches. Differences from the paper: the reward sees merges (`egraph.dag_cost`); rollouts prefer
+rules that occurred in good ones; after each round the best program is extracted and timed, and the
+next round begins with a small e-graph of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from xrl_jax.cost.enodes import allowed_lowerings
+from xrl_jax.egraph import uct
+from xrl_jax.egraph.tensor_graph import egraph_of
+from xrl_jax.egraph.tensor_saturation import bucket_for, tensor_rules
+from xrl_jax.search.base import Budget, Problem, SearchResult, Step
+from xrl_jax.search.descend import Descent
+from xrl_jax.search.extracting import Extraction
+from xrl_jax.search.run import Reached, Turn
+from xrl_jax.search.saturating import Saturating
+from xrl_jax.search.tensat import greedily, in_one_egraph
+from xrl_jax.search.walk import Phase, Walk
+
+STEP = "mcts-over-e-graphs"
+
+
+@dataclass(frozen=True)
+class EqsatMCTS:
+    """Tree search over e-graphs.
+
+    Attributes:
+      nodes: most e-nodes of a graph (Hartmann: 2,000).
+      simulations: of each round (Hartmann: 128 for each action that is taken).
+      rounds: most rounds; fewer if one finds nothing better.
+      batch: simulations that are made at the same time.
+      tree_share: share of a round's time for tree search; the rest is for extraction.
+      greedy_share: see `Tensat`.
+      own_start: see `Tensat`.
+      uct: parameters of the tree search.
+    """
+
+    nodes: int = 2000
+    simulations: int = 128
+    rounds: int = 4
+    batch: int = 2
+    tree_share: float = 0.6
+    greedy_share: float = 0.4
+    own_start: bool = False
+    uct: uct.UCT = uct.DEFAULT
+    extraction: Extraction = Extraction()
+    descent: Descent = field(default_factory=Descent)
+    walk: Walk = field(default_factory=Walk)
+
+    def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
+        def descend(turn: Turn) -> list[Reached]:
+            return greedily(self.descent, turn)
+
+        descents = (Phase(descend, self.greedy_share),) if self.greedy_share else ()
+        phases = (*descents, Phase(self._searched))
+        return self.walk(problem, budget, key, phases, from_starting_points=not self.own_start)
+
+    def _searched(self, turn: Turn) -> list[Reached]:
+        """Return the best programs found, best first."""
+        clock, run, key = turn.clock, turn.run, turn.key
+        reached = sorted(turn.reached, key=lambda r: r[0].seconds)
+        for n in range(self.rounds):
+            if run.out_of_budget(clock):
+                break
+            key, this = jax.random.split(key)
+            part = clock.part(1 / (self.rounds - n))
+            before = reached[0][0].seconds
+            reached = self._round(turn._replace(reached=reached, clock=part, key=this))
+            if not reached[0][0].seconds < before * (1 - 1e-3):
+                break
+        best = self.descent(turn._replace(reached=reached[:1]), phase="descending")
+        return [best, *reached]
+
+    def _round(self, turn: Turn) -> list[Reached]:
+        run, space, reached, index, clock, key = turn
+        rules = tensor_rules(space.rules.rules)
+        graphs = in_one_egraph(reached)
+        n_outputs = int((np.asarray(graphs[0].globals.outputs) >= 0).sum())
+        environment = Saturating(
+            rules,
+            run.problem.oracle.costs,
+            nodes=self.nodes,
+            allowed=allowed_lowerings(space.rules.rules),
+            n_outputs=n_outputs,
+            threads=self.batch,
+        )
+        size = sum(len(g.nodes.op) for g in graphs)
+        start = egraph_of(graphs, bucket_for(max(size, self.nodes)))
+        searching = clock.part(self.tree_share)
+
+        def going() -> bool:
+            run.report("tree search")
+            return not searching.done
+
+        found = uct.search(
+            environment,
+            start,
+            environment.cost(start),
+            key,
+            settings=self.uct,
+            simulations=self.simulations,
+            batch=self.batch,
+            going=going,
+        )
+        run.candidates += found.simulations
+        text = f"{int(found.state.n) - 1:,} e-nodes after {found.simulations} simulations"
+        assuming = [r.name for r in rules.rules if r.assumes]
+        steps = [Step(index, STEP, text, 0.0)]
+        steps += [Step(index, name, "in the e-graph", 0.0) for name in assuming]
+        return self.extraction(turn, found.state, [*reached[0][1], *steps])

@@ -1,0 +1,117 @@
+"""Growing e-graphs of tensors by single rules, as moves of a tree search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrl_jax.cost.enodes import least_cost_now
+from xrl_jax.cost.roofline import CostTable
+from xrl_jax.egraph.arrays import EGraph
+from xrl_jax.egraph.tensor_saturation import WINDOW, TensorRules
+from xrl_jax.egraph.tensor_step import TensorStep, iterate_now
+from xrl_jax.egraph.uct import Request, Simulated
+from xrl_jax.graph.hash import dot_words
+from xrl_jax.runtime.engine_jit import engine_jit
+
+_MOST_ACTIONS = 10  # of a rollout
+
+
+class Saturating:
+    """E-graphs below a limit of e-nodes; an action applies a rule wherever it matches
+    (`uct.Environment`).
+
+    Args:
+      nodes: most e-nodes.
+      allowed: from `cost.enodes.allowed_lowerings`.
+      n_outputs: see `tensor_graph.extracted`.
+      threads: simulations that are made at the same time.
+    """
+
+    def __init__(
+        self,
+        rules: TensorRules,
+        costs: CostTable,
+        *,
+        nodes: int,
+        allowed: jax.Array,
+        n_outputs: int,
+        threads: int,
+    ) -> None:
+        self.rules, self.costs, self.nodes = rules, costs, nodes
+        self.allowed, self.n_outputs = allowed, jnp.int32(n_outputs)
+        self.n_actions = len(rules.rules)
+        self.threads = threads
+        self.known: dict[tuple[int, ...], float] = {}  # costs, by hash of the e-graph
+
+    def cost(self, graph: EGraph) -> float:
+        """Return the least cost of an e-graph in seconds."""
+        key = tuple(np.asarray(_hash(graph)).tolist())
+        if key not in self.known:
+            found = least_cost_now(self.costs, graph, self.allowed, self.n_outputs)
+            self.known[key] = float(found.seconds)
+        return self.known[key]
+
+    def weights(self, state: EGraph) -> np.ndarray:
+        """Return 1 for the rules that match, and 0 for the others [actions]."""
+        every = self.rules.variants(lambda r: True)
+        matches = np.asarray(self._step(state, every).matches)
+        count = np.zeros(self.n_actions + 1)
+        np.add.at(count, self.rules.rule_of, matches)
+        return (count[:-1] > 0).astype(np.float64)
+
+    def simulate(self, requests: Sequence[Request[EGraph]]) -> list[Simulated[EGraph]]:
+        if len(requests) < 2:
+            return [self._simulated(request) for request in requests]
+        with ThreadPoolExecutor(self.threads) as pool:
+            return list(pool.map(self._simulated, requests))
+
+    def _simulated(self, request: Request[EGraph]) -> Simulated[EGraph]:
+        used = np.zeros(self.n_actions, np.int64)
+        first = self._applied(request.state, request.action)
+        if not bool(first.changed):
+            return Simulated(None, 0.0, False, request.state, 0.0, used)
+        child, ended = first.graph, bool(first.full)
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(request.key)))
+        graph, over = child, ended
+        idle = np.zeros(self.n_actions, bool)
+        for _ in range(_MOST_ACTIONS):
+            if over or idle.all():
+                break
+            # The largest of these is drawn with a probability as of the softmax (Gumbel 1954).
+            noisy = request.preferences + rng.gumbel(size=self.n_actions)
+            action = int(np.argmax(np.where(idle, -np.inf, noisy)))
+            step = self._applied(graph, action)
+            if bool(step.changed):
+                graph, over = step.graph, bool(step.full)
+                idle[:] = False
+                used[action] += 1
+            idle[action] = True
+        cost = self.cost(child)
+        final = cost if graph is child else self.cost(graph)
+        return Simulated(child, cost, ended, graph, final, used)
+
+    def _applied(self, graph: EGraph, action: int) -> TensorStep:
+        return self._step(graph, self.rules.rule_of == action)
+
+    def _step(self, graph: EGraph, active: np.ndarray) -> TensorStep:
+        return iterate_now(
+            self.rules.table,
+            self.rules.patterns,
+            jnp.asarray(active),
+            graph,
+            jnp.int32(self.nodes + 1),
+            window=WINDOW,
+            n_halves=4 * graph.bucket,
+        )
+
+
+@engine_jit
+def _hash(graph: EGraph) -> jax.Array:
+    """Return the hash [2] of an e-graph."""
+    words = jnp.concatenate([graph.op[:, None], graph.args, graph.data], axis=1)
+    return dot_words(words.astype(jnp.uint32).reshape(1, -1))[0]
