@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from xrl_jax.backends.onnx.model import to_onnx
     from xrl_jax.backends.onnx.values import ExportError
     from xrl_jax.backends.plain_data import SaveError
+    from xrl_jax.egraph.equivalence import Equivalence, equivalent
     from xrl_jax.engine.program import Candidate, apply, candidates
     from xrl_jax.frontends.jaxpr import TraceError, from_jax
     from xrl_jax.frontends.onnx import from_onnx
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Budget",
     "Candidate",
+    "Equivalence",
     "ExportError",
     "LoadError",
     "Program",
@@ -45,6 +47,7 @@ __all__ = [
     "Verdict",
     "apply",
     "candidates",
+    "equivalent",
     "fold",
     "from_jax",
     "from_onnx",
@@ -61,6 +64,7 @@ __all__ = [
 _MODULES = {
     "Budget": "xrl_jax.search.base",
     "Candidate": "xrl_jax.engine.program",
+    "Equivalence": "xrl_jax.egraph.equivalence",
     "ExportError": "xrl_jax.backends.onnx.values",
     "LoadError": "xrl_jax.backends.archive",
     "Program": "xrl_jax.program.program",
@@ -72,6 +76,7 @@ _MODULES = {
     "Verdict": "xrl_jax.verify.verify",
     "apply": "xrl_jax.engine.program",
     "candidates": "xrl_jax.engine.program",
+    "equivalent": "xrl_jax.egraph.equivalence",
     "fold": "xrl_jax.transform.fold",
     "from_jax": "xrl_jax.frontends.jaxpr",
     "from_onnx": "xrl_jax.frontends.onnx",

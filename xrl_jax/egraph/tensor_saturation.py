@@ -57,18 +57,27 @@ def tensor_rules(rules: Sequence[Rule]) -> TensorRules:
     return TensorRules(compiled.rules, compiled.table, patterns_of(compiled.table), rule_of)
 
 
+class Before(NamedTuple):
+    """An e-graph before an iteration, and the variants [V] that the iteration applied."""
+
+    graph: EGraph
+    active: np.ndarray
+
+
 @dataclass(frozen=True)
 class Saturation:
     """How far a saturation came.
 
     Attributes:
       unpaired: matches of one root of a rule with two that were not paired, for lack of room.
+      history: of each iteration, if it was asked for.
     """
 
     graph: EGraph
     iterations: tuple[Iteration, ...]
     stop: Stop
     unpaired: int = 0
+    history: tuple[Before, ...] = ()
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -89,6 +98,7 @@ def saturate(
     limits: Limits = Limits(),
     merging: int = 1,
     filter_cycles: bool = False,
+    remember: bool = False,
     proven: Callable[[EGraph], bool] = lambda _: False,
     tell: Callable[[Iteration], None] = lambda _: None,
 ) -> Saturation:
@@ -100,17 +110,21 @@ def saturate(
       merging: iterations in which rules with two roots are used (Tensat's k_multi).
       filter_cycles: whether e-nodes that close cycles are removed after each iteration, as Tensat
         does; this loses programs, and extraction does not need it.
+      remember: whether the e-graphs before each iteration are kept, for proofs.
       proven: whether the saturation may end, given the e-graph after an iteration.
       tell: called after each iteration.
     """
     single = rules.variants(lambda r: len(r.lhs) == 1)
     every = rules.variants(lambda r: True)
     done: list[Iteration] = []
+    history: list[Before] = []
     unpaired, clock, stop = 0, Stopwatch(limits.seconds), None
     try:
         while stop is None:
             merges = len(done) < merging
-            step = _step(rules, every if merges else single, graph, limits)
+            active = every if merges else single
+            history += [Before(graph, active)] if remember else []
+            step = _step(rules, active, graph, limits)
             graph = step.graph
             unpaired += int(step.missing)
             if filter_cycles:
@@ -128,7 +142,7 @@ def saturate(
                 stop = reached(limits, done, clock)
     except KeyboardInterrupt:
         stop = Stop.INTERRUPTED
-    return Saturation(graph, tuple(done), stop, unpaired)
+    return Saturation(graph, tuple(done), stop, unpaired, tuple(history))
 
 
 def _step(rules: TensorRules, active: np.ndarray, graph: EGraph, limits: Limits) -> TensorStep:

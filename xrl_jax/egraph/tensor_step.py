@@ -9,7 +9,8 @@ arguments; N slots.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -116,34 +117,17 @@ def iterate(
       window: C, at least the number of trees.
       n_halves: S, room for matches of rules with two roots.
     """
-    features = features_of(graph)
-    frozen = _Frozen(rules, patterns, graph, features, _seen(graph, features))
-    matching = begin(
-        patterns, active[rules.tree_variant] & (rules.tree_root >= 0), graph, ops.N_OPS, window
-    )
-    none = jnp.zeros(n_halves, jnp.int32)
-    halves = _Halves(
-        none, jnp.zeros((n_halves, P), jnp.int32), jnp.int32(0), none, none, none, jnp.int32(0)
-    )
-
-    def going(carry: tuple[Matching, _Halves, Applying]) -> jax.Array:
-        matching, halves, state = carry
-        left = matching.more | (halves.taken < halves.ends[-1])
-        return left & ~state.full
-
-    def some(
-        carry: tuple[Matching, _Halves, Applying],
-    ) -> tuple[Matching, _Halves, Applying]:
-        matching, halves, state = carry
-        matching, halves, rows = jax.lax.cond(
-            matching.more,
-            lambda: _from_matching(frozen, matching, halves),
-            lambda: (matching, *_from_pairs(frozen, halves, window)),
-        )
-        return matching, halves, _apply(frozen, rows, state)
-
+    frozen = _frozen(rules, patterns, graph)
     first = applying(graph, len(rules.variant_rule), most)
-    _, halves, done = jax.lax.while_loop(going, some, (matching, halves, first))
+    halves, done = _over_rows(
+        frozen,
+        active,
+        first,
+        lambda rows, state: _apply(frozen, rows, state),
+        lambda state: state.full,
+        window=window,
+        n_halves=n_halves,
+    )
 
     def restored() -> tuple[EGraph, jax.Array]:
         rebuilt = arrays.rebuild(done.graph, jnp.asarray(COMMUTATIVE))
@@ -156,6 +140,107 @@ def iterate(
 
 
 iterate_now = engine_jit(iterate, static_argnames=("window", "n_halves"))
+
+
+class Applications(NamedTuple):
+    """Where rules are applied in an iteration, in order; R rows."""
+
+    n: jax.Array  # int32, number of applications; those above R are missing
+    variant: jax.Array  # [R]
+    bound: jax.Array  # [R, 2 P] e-nodes of both trees' positions
+    op: jax.Array  # [R, Q] of new e-nodes; a hole where there is none
+    args: jax.Array  # [R, Q, A] as in `NewENodes`
+    data: jax.Array  # [R, Q, D]
+
+
+def applications(
+    rules: RuleTable,
+    patterns: Patterns,
+    active: jax.Array,
+    graph: EGraph,
+    *,
+    window: int,
+    n_halves: int,
+    room: int,
+) -> Applications:
+    """Return where `iterate` applies rules, without applying them; it does not apply those for
+    which it has no room.
+
+    Args:
+      room: R, at least the window.
+    """
+    frozen = _frozen(rules, patterns, graph)
+    n_bound = 2 * P
+
+    def record(rows: _Rows, log: Applications) -> Applications:
+        holds, new = _evaluated(frozen, rows)
+        ok = rows.ok & holds
+        at = jnp.where(ok, log.n + jnp.cumsum(ok) - 1, room)
+        found = rows.variant, rows.bound, new.op, new.args, new.data
+        put = [old.at[at].set(x, mode="drop") for old, x in zip(log[1:], found, strict=True)]
+        return Applications(log.n + jnp.sum(ok, dtype=jnp.int32), *put)
+
+    blank = jnp.zeros(room, jnp.int32), jnp.zeros((room, n_bound), jnp.int32)
+    shapes = jax.eval_shape(
+        lambda: _evaluated(frozen, _Rows(blank[0][:1], blank[1][:1], blank[0][:1] > 0))[1]
+    )
+    made = [jnp.zeros((room, *x.shape[1:]), x.dtype) for x in (shapes.op, shapes.args, shapes.data)]
+    start = Applications(jnp.int32(0), *blank, *made)
+    never = jnp.bool_(False)
+    return _over_rows(
+        frozen, active, start, record, lambda _: never, window=window, n_halves=n_halves
+    )[1]
+
+
+applications_now = engine_jit(applications, static_argnames=("window", "n_halves", "room"))
+
+
+def _frozen(rules: RuleTable, patterns: Patterns, graph: EGraph) -> _Frozen:
+    features = features_of(graph)
+    return _Frozen(rules, patterns, graph, features, _seen(graph, features))
+
+
+S = TypeVar("S")
+
+
+def _over_rows(
+    frozen: _Frozen,
+    active: jax.Array,
+    state: S,
+    use: Callable[[_Rows, S], S],
+    over: Callable[[S], jax.Array],
+    *,
+    window: int,
+    n_halves: int,
+) -> tuple[_Halves, S]:
+    """Go through the places where active variants may be applied, a window of them at a time, until
+    `over`.
+    """
+    rules, patterns, graph = frozen.rules, frozen.patterns, frozen.graph
+    matching = begin(
+        patterns, active[rules.tree_variant] & (rules.tree_root >= 0), graph, ops.N_OPS, window
+    )
+    none = jnp.zeros(n_halves, jnp.int32)
+    halves = _Halves(
+        none, jnp.zeros((n_halves, P), jnp.int32), jnp.int32(0), none, none, none, jnp.int32(0)
+    )
+
+    def going(carry: tuple[Matching, _Halves, S]) -> jax.Array:
+        matching, halves, state = carry
+        left = matching.more | (halves.taken < halves.ends[-1])
+        return left & ~over(state)
+
+    def some(carry: tuple[Matching, _Halves, S]) -> tuple[Matching, _Halves, S]:
+        matching, halves, state = carry
+        matching, halves, rows = jax.lax.cond(
+            matching.more,
+            lambda: _from_matching(frozen, matching, halves),
+            lambda: (matching, *_from_pairs(frozen, halves, window)),
+        )
+        return matching, halves, use(rows, state)
+
+    _, halves, state = jax.lax.while_loop(going, some, (matching, halves, state))
+    return halves, state
 
 
 def _seen(graph: EGraph, features: Nodes) -> jax.Array:
@@ -235,16 +320,20 @@ def _created(_: None, batch: BindingBatch) -> tuple[jax.Array, NewENodes]:
     return made.ok, NewENodes(made.nodes.op, made.args, jax.vmap(data_of)(notes), notes)
 
 
-def _apply(frozen: _Frozen, rows: _Rows, state: Applying) -> Applying:
-    """Apply variants to their bindings where conditions hold."""
-    rules = frozen.rules
+def _evaluated(frozen: _Frozen, rows: _Rows) -> tuple[jax.Array, NewENodes]:
+    """Return where conditions hold [C], and the e-nodes that variants create."""
     nothing: Any = None
     seen = TensorGraph(frozen.features, *[nothing] * 6)
     variant = jnp.where(rows.ok, rows.variant, -1)
-    holds, new = jax.vmap(evaluate_on, in_axes=(None, None, 0, 0, None))(
-        _created, rules, variant, rows.bound, seen
+    return jax.vmap(evaluate_on, in_axes=(None, None, 0, 0, None))(
+        _created, frozen.rules, variant, rows.bound, seen
     )
-    to = rules.root_to[rows.variant]
+
+
+def _apply(frozen: _Frozen, rows: _Rows, state: Applying) -> Applying:
+    """Apply variants to their bindings where conditions hold."""
+    holds, new = _evaluated(frozen, rows)
+    to = frozen.rules.root_to[rows.variant]
     return apply_at(
         state,
         rows.variant,

@@ -1,0 +1,212 @@
+"""Proofs that two programs compute the same, by equality saturation of both in one e-graph.
+
+Inputs are the same by position, arrays by content. Rules hold for real numbers, so programs that
+are proven equal may differ in rounding, as the rules do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+
+from xrl_jax.egraph.arrays import EGraph
+from xrl_jax.egraph.limits import Iteration, Limits, Stop
+from xrl_jax.egraph.proof import Proof, prove
+from xrl_jax.egraph.tensor_graph import egraph_of
+from xrl_jax.egraph.tensor_saturation import (
+    Saturation,
+    TensorRules,
+    bucket_for,
+    saturate,
+    tensor_rules,
+)
+from xrl_jax.graph.bindings import Array, Binding, Call, Equation, Input, digest
+from xrl_jax.graph.graph import Node, TensorGraph, build
+from xrl_jax.graph.operands import is_pinned
+from xrl_jax.language.rule import Rule
+from xrl_jax.language.rule_files import select_rules, standard_rules
+from xrl_jax.program.host import HostProgram, disassemble
+from xrl_jax.program.program import Program
+from xrl_jax.runtime.settings import own_settings
+from xrl_jax.transform.fold import unfold
+from xrl_jax.transform.start import start_of
+
+_PLATFORM = "gpu"  # no types are widened
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """How far two programs were proven equal.
+
+    Attributes:
+      outputs: for each result whether the two programs' are proven equal.
+      proof: for those that are.
+      saturation: of the e-graph that holds both.
+    """
+
+    outputs: tuple[bool, ...]
+    proof: Proof
+    saturation: Saturation
+
+    def __bool__(self) -> bool:
+        """Whether all results are proven equal."""
+        return all(self.outputs)
+
+    def __str__(self) -> str:
+        nodes, classes = self.saturation.counts
+        many = len(self.saturation.iterations)
+        found = f"{nodes:,} e-nodes in {classes:,} classes after {many} iterations"
+        if self:
+            return f"proven equal ({found}), by {len(self.proof.rewrites)} rewrites"
+        there = sum(self.outputs)
+        stop = self.saturation.stop
+        more = "" if stop is Stop.SATURATED else "; a higher limit may show more"
+        return (
+            f"not proven equal: {there} of {len(self.outputs)} results are "
+            f"({found}; {stop.value}{more})"
+        )
+
+
+@own_settings()
+def equivalent(
+    one: Program,
+    other: Program,
+    rules: Iterable[str | Rule] | str | Rule | None = None,
+    *,
+    assume: Sequence[str] = (),
+    nodes: int = 20_000,
+    iterations: int = 30,
+    seconds: float = 60.0,
+    merging: int = 1,
+    tell: Callable[[Iteration], None] = lambda _: None,
+) -> Equivalence:
+    """Look for a proof that two programs compute the same. Ctrl-C keeps what was proven.
+
+    Args:
+      one, other: with arguments and results of the same shapes and types. Which arguments are
+        weights need not be the same.
+      rules, assume: as for `xrl_jax.candidates`.
+      nodes, iterations, seconds: limits of the e-graph, after which no more is proven.
+      merging: iterations in which rules are used that merge two operators.
+      tell: called after each iteration.
+
+    Raises:
+      ValueError: the programs have other arguments or results, or effects; the message names the
+        first difference.
+
+    >>> one = xrl_jax.from_jax(lambda x, y: jnp.exp(x) * jnp.exp(y), jnp.ones(3), jnp.ones(3))
+    >>> other = xrl_jax.from_jax(lambda x, y: jnp.exp(y + x), jnp.ones(3), jnp.ones(3))
+    >>> bool(xrl_jax.equivalent(one, one)), bool(xrl_jax.equivalent(one, other))
+    (True, False)
+    """
+    _check_alike(one, other)
+    library = standard_rules(tuple(assume))
+    chosen = select_rules(library, [rules] if isinstance(rules, Rule) else rules)
+    table = tensor_rules(chosen)
+    graph, n_outputs = _both(one, other)
+    egraph = egraph_of([graph], bucket_for(2 * len(graph.nodes.op)))
+    done = saturate(
+        table,
+        egraph,
+        limits=Limits(iterations, nodes, seconds),
+        merging=merging,
+        remember=True,
+        proven=lambda g: all(_equal(g, n_outputs)),
+        tell=tell,
+    )
+    outputs = _equal(done.graph, n_outputs)
+    return Equivalence(outputs, _proof(table, egraph, done, outputs), done)
+
+
+def _proof(
+    table: TensorRules, egraph: EGraph, done: Saturation, outputs: Sequence[bool]
+) -> Proof:
+    """Return the proof for the results that are equal."""
+    roots = np.asarray(egraph.roots).tolist()
+    pairs = zip(roots, roots[len(outputs) :], outputs, strict=False)
+    history = (*done.history, done.history[-1]._replace(graph=done.graph))
+    return prove(table, history, [(a, b) for a, b, equal in pairs if equal])
+
+
+def _equal(graph: EGraph, n_outputs: int) -> tuple[bool, ...]:
+    """Return which results are equal; the roots are those of one program, then of the other."""
+    roots = np.asarray(graph.roots).tolist()
+    return tuple(a == b for a, b in zip(roots[:n_outputs], roots[n_outputs:], strict=True))
+
+
+def _check_alike(one: Program, other: Program) -> None:
+    for what, ours, theirs in (
+        ("argument", one.in_avals, other.in_avals),
+        ("result", _results(one), _results(other)),
+    ):
+        if len(ours) != len(theirs):
+            raise ValueError(f"the programs have {len(ours)} and {len(theirs)} {what}s")
+        for n, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            if (a.shape, a.dtype) != (b.shape, b.dtype):
+                texts = [f"{x.dtype}[{','.join(map(str, x.shape))}]" for x in (a, b)]
+                raise ValueError(f"{what} {n} of the programs differs: {texts[0]}, {texts[1]}")
+
+
+def _results(program: Program) -> list[jax.ShapeDtypeStruct]:
+    """Return the shapes and types of the results."""
+    main = disassemble(program).main
+    nodes = [main.nodes[o] for o in main.outputs]
+    return [jax.ShapeDtypeStruct(n.shape, n.dtype) for n in nodes]
+
+
+def _both(one: Program, other: Program) -> tuple[TensorGraph, int]:
+    """Return a graph with the results of both programs, and how many each has. Nodes of both refer
+    to the same binding by the same number.
+    """
+    numbers: dict[tuple, int] = {}
+    weights = [a or b for a, b in zip(one.weights, other.weights, strict=True)]
+    nodes: list[Node] = []
+    outputs: list[int] = []
+    for program in (one, other):
+        host = disassemble(unfold(start_of(program, _PLATFORM)))
+        keys = _keys(host)
+        first = len(nodes)
+        for node in host.main.nodes:
+            if is_pinned(node):
+                raise ValueError("programs with effects cannot be compared")
+            args = tuple(a + first for a in node.args)
+            op, ref = node.op, node.ref
+            if ref >= 0:
+                binding = host.bindings[ref]
+                if isinstance(binding, Input):
+                    op = "weight" if weights[binding.position] else "input"
+                ref = numbers.setdefault(keys[ref], len(numbers))
+            nodes.append(replace(node, op=op, args=args, ref=ref))
+        outputs += [o + first for o in host.main.outputs]
+    return build(nodes, outputs), len(outputs) // 2
+
+
+def _keys(host: HostProgram) -> list[tuple]:
+    """Return a key for each binding: equal keys mean equal bindings."""
+    keys: dict[int, tuple] = {}
+    bodies: list[str] = []
+
+    def key(ref: int) -> tuple:
+        if ref not in keys:
+            keys[ref] = _key(host.bindings[ref], bodies)
+        return keys[ref]
+
+    for body in host.bodies:  # callees come before callers
+        rows = [
+            replace(node, ref=-1) if node.ref < 0 else (replace(node, ref=-1), key(node.ref))
+            for node in body.nodes
+        ]
+        bodies.append(str((rows, body.outputs)))
+    return [key(ref) for ref in range(len(host.bindings))]
+
+
+def _key(binding: Binding, bodies: Sequence[str]) -> tuple:
+    if isinstance(binding, Call):
+        called = tuple(bodies[b] for b in binding.bodies)
+        params = None if binding.equation is None else tuple(digest(binding.equation).tolist())
+        return ("call", binding.kind, called, params)
+    kind = {Input: "input", Array: "array", Equation: "equation"}[type(binding)]
+    return (kind, *digest(binding).tolist())
