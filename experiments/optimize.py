@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -38,6 +37,7 @@ from absl import app, flags, logging
 
 import xrl_jax
 from experiments import models, targets
+from experiments.onnx_flags import define_onnx_flags, open_inputs
 from experiments.targets import ONNX_FLAGS, SHAPE_FLAGS, ConfigError, Target
 from xrl_jax.backends.plain_data import SaveError
 from xrl_jax.language.rule_files import load_rules
@@ -176,13 +176,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "Rules, families or .rules files, separated by commas (-name excludes one); empty: all.",
         flag_values=values,
     )
-    for name, meaning in (
-        ("input_shape", "Shape of an ONNX input with open dimensions, as NAME:1,3,224,224."),
-        ("dim", "Size of a named open dimension of ONNX inputs, as NAME:1."),
-        ("constant", "Value of an ONNX input that is always the same, as NAME:16000 or NAME:1,2."),
-    ):
-        meaning += " May be given several times."
-        flags.DEFINE_multi_string(name, [], meaning, flag_values=values)
+    define_onnx_flags(values)
     flags.DEFINE_bool("fold", True, "Treat equal repeated regions as one.", flag_values=values)
     flags.DEFINE_bool("progress", True, "Show a live display.", flag_values=values)
     for name in SHAPE_FLAGS:
@@ -197,42 +191,10 @@ def config_of(values: flags.FlagValues) -> Config:
     fields = {f.name: given[f.name] for f in dataclasses.fields(Config) if f.name in given}
     shape = tuple((name, given[name]) for name in SHAPE_FLAGS if given[name] is not None)
     fields |= {"rules": tuple(given["rules"]), "shape": shape}
-    fields |= {
-        "input_shapes": tuple(_input_shape(text) for text in given["input_shape"]),
-        "dimensions": tuple(_dimension(text) for text in given["dim"]),
-        "constants": tuple(_constant(text) for text in given["constant"]),
-    }
+    fields |= open_inputs(values)
     name = given["model"] or Path(given["onnx"]).stem or given["fn"].replace(":", ".")
     fields["out"] = given["out"] or f"out/{name}"
     return Config(**fields)
-
-
-def _input_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    match = re.fullmatch(r"(.+):(\d+(?:,\d+)*|)", text)
-    if match is None:
-        raise ConfigError(f"--input_shape={text} must be a name and its sizes: NAME:1,3,224,224")
-    return match[1], tuple(int(size) for size in match[2].split(",") if size)
-
-
-def _dimension(text: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(.+):(\d+)", text)
-    if match is None:
-        raise ConfigError(f"--dim={text} must be a name and its size: NAME:1")
-    return match[1], int(match[2])
-
-
-def _constant(text: str) -> tuple[str, int | float | tuple[int | float, ...]]:
-    name, _, listed = text.rpartition(":")
-    try:
-        numbers = tuple(
-            int(word) if re.fullmatch(r"[+-]?\d+", word) else float(word)
-            for word in listed.split(",")
-        )
-    except ValueError:
-        numbers = ()
-    if not (name and numbers):
-        raise ConfigError(f"--constant={text} must be a name and numbers: NAME:16000 or NAME:1,2")
-    return name, numbers if "," in listed else numbers[0]
 
 
 def target_of(config: Config) -> Target:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from xrl_jax.backends.onnx.values import ExportError
     from xrl_jax.backends.plain_data import SaveError
     from xrl_jax.egraph.equivalence import Equivalence, equivalent
+    from xrl_jax.egraph.of_program import ProgramEGraph, saturate
     from xrl_jax.engine.program import Candidate, apply, candidates
     from xrl_jax.frontends.jaxpr import TraceError, from_jax
     from xrl_jax.frontends.onnx import from_onnx
@@ -39,6 +40,7 @@ __all__ = [
     "ExportError",
     "LoadError",
     "Program",
+    "ProgramEGraph",
     "Rule",
     "RuleError",
     "SaveError",
@@ -55,6 +57,7 @@ __all__ = [
     "load_rules",
     "measure",
     "optimize",
+    "saturate",
     "to_jax",
     "to_onnx",
     "unfold",
@@ -68,6 +71,7 @@ _MODULES = {
     "ExportError": "xrl_jax.backends.onnx.values",
     "LoadError": "xrl_jax.backends.archive",
     "Program": "xrl_jax.program.program",
+    "ProgramEGraph": "xrl_jax.egraph.of_program",
     "Rule": "xrl_jax.language.rule",
     "RuleError": "xrl_jax.language.sexpr",
     "SaveError": "xrl_jax.backends.plain_data",
@@ -84,6 +88,7 @@ _MODULES = {
     "load_rules": "xrl_jax.language.rule_files",
     "measure": "xrl_jax.accept.measure",
     "optimize": "xrl_jax.optimize",
+    "saturate": "xrl_jax.egraph.of_program",
     "to_jax": "xrl_jax.program.program",
     "to_onnx": "xrl_jax.backends.onnx.model",
     "unfold": "xrl_jax.transform.fold",

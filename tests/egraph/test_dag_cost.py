@@ -15,7 +15,7 @@ from xrl_jax.egraph.extraction.extract import extract
 from xrl_jax.egraph.extraction.of_egraph import enodes_of, instance_of_egraph
 from xrl_jax.egraph.limits import Limits
 from xrl_jax.egraph.tensor_graph import egraph_of
-from xrl_jax.egraph.tensor_saturation import saturate, tensor_rules
+from xrl_jax.egraph.tensor_saturation import saturate_graph, tensor_rules
 from xrl_jax.egraph.tree_cost import cheapest_now
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph import ops
@@ -35,7 +35,7 @@ def merged(times: int) -> EGraph:
     rules = tensor_rules([r for r in standard_rules() if r.name == "merge-dots-by-left"])
     program = from_jax(two, X, W, 2 * W, weights=(1, 2))
     graph = egraph_of([program.graph], BUCKET)
-    return saturate(rules, graph, limits=Limits(iterations=times), merging=times).graph if times else graph
+    return saturate_graph(rules, graph, limits=Limits(iterations=times), merging=times).graph if times else graph
 
 
 def costs_of(graph: EGraph) -> jax.Array:

@@ -17,7 +17,7 @@ from xrl_jax.egraph.tensor_saturation import (
     Saturation,
     TensorRules,
     applies,
-    saturate,
+    saturate_graph,
     tensor_rules,
     without_cycles,
 )
@@ -47,7 +47,7 @@ def program() -> Program:
 
 def saturated(limits: Limits = Limits(), *, of: Program | None = None, **how: object) -> Saturation:
     graph = egraph_of([(of or program()).graph], BUCKET)
-    return saturate(rules(), graph, limits=limits, **how)  # type: ignore[arg-type]
+    return saturate_graph(rules(), graph, limits=limits, **how)  # type: ignore[arg-type]
 
 
 def test_rules_for_lowerings_and_for_equal_nodes_are_left_out():

@@ -98,6 +98,13 @@ def _compressed(parent: jax.Array) -> jax.Array:
     return jax.lax.while_loop(lambda p: jnp.any(p[p] != p), lambda p: p[p], parent)
 
 
+def united(
+    graph: EGraph, a: jax.Array, b: jax.Array, commutative: jax.Array | None = None
+) -> EGraph:
+    """Return the rebuilt e-graph in which classes a[i] and b[i] are one."""
+    return rebuild(graph._replace(parent=unite(graph.parent, a, b)), commutative)
+
+
 class Table(NamedTuple):
     """A hash table of e-nodes, by open addressing."""
 

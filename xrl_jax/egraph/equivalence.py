@@ -1,13 +1,15 @@
 """Proofs that two programs compute the same, by equality saturation of both in one e-graph.
 
-Inputs are the same by position, arrays by content. Rules hold for real numbers, so programs that
-are proven equal may differ in rounding, as the rules do.
+Inputs are the same by position, arrays by content. Once no rule adds anything, constants that have
+the same value up to rounding are equal as well. Rules hold for real numbers, too: programs that are
+proven equal may differ in rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,19 +17,22 @@ import numpy as np
 from xrl_jax.egraph.arrays import EGraph
 from xrl_jax.egraph.limits import Iteration, Limits, Stop
 from xrl_jax.egraph.proof import Proof, prove
-from xrl_jax.egraph.tensor_graph import egraph_of
+from xrl_jax.egraph.tensor_graph import egraph_of, with_equal
 from xrl_jax.egraph.tensor_saturation import (
+    Before,
     Saturation,
     TensorRules,
     bucket_for,
-    saturate,
+    saturate_graph,
     tensor_rules,
 )
+from xrl_jax.egraph.values import equal_constants
 from xrl_jax.graph.bindings import Array, Binding, Call, Equation, Input, digest
 from xrl_jax.graph.graph import Node, TensorGraph, build
 from xrl_jax.graph.operands import is_pinned
 from xrl_jax.language.rule import Rule
 from xrl_jax.language.rule_files import select_rules, standard_rules
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.program.host import HostProgram, disassemble
 from xrl_jax.program.program import Program
 from xrl_jax.runtime.settings import own_settings
@@ -106,19 +111,33 @@ def equivalent(
     library = standard_rules(tuple(assume))
     chosen = select_rules(library, [rules] if isinstance(rules, Rule) else rules)
     table = tensor_rules(chosen)
-    graph, n_outputs = _both(one, other)
-    egraph = egraph_of([graph], bucket_for(2 * len(graph.nodes.op)))
-    done = saturate(
-        table,
-        egraph,
-        limits=Limits(iterations, nodes, seconds),
-        merging=merging,
-        remember=True,
-        proven=lambda g: all(_equal(g, n_outputs)),
-        tell=tell,
-    )
-    outputs = _equal(done.graph, n_outputs)
-    return Equivalence(outputs, _proof(table, egraph, done, outputs), done)
+    both = _both(one, other)
+    n_outputs = both.n_outputs
+    clock = Stopwatch(seconds)
+    graph = start = egraph_of([both.graph], bucket_for(2 * len(both.graph.nodes.op)))
+    history: tuple[Before, ...] = ()
+    done: list[Iteration] = []
+    while True:
+        found = saturate_graph(
+            table,
+            graph,
+            limits=Limits(iterations - len(done), nodes, clock.left),
+            merging=merging,
+            remember=True,
+            proven=lambda g: all(_equal(g, n_outputs)),
+            tell=tell,
+        )
+        done += found.iterations
+        history += found.history
+        over = found.stop not in (Stop.SATURATED, Stop.NODES) or clock.done
+        pairs = () if over else tuple(equal_constants(found.graph, both.arrays))
+        if not pairs or len(done) >= iterations:
+            break
+        history += (Before(found.graph, np.zeros_like(history[-1].active), pairs),)
+        graph = with_equal(found.graph, pairs)
+    found = replace(found, iterations=tuple(done), history=history)
+    outputs = _equal(found.graph, n_outputs)
+    return Equivalence(outputs, _proof(table, start, found, outputs), found)
 
 
 def _proof(
@@ -127,8 +146,8 @@ def _proof(
     """Return the proof for the results that are equal."""
     roots = np.asarray(egraph.roots).tolist()
     pairs = zip(roots, roots[len(outputs) :], outputs, strict=False)
-    history = (*done.history, done.history[-1]._replace(graph=done.graph))
-    return prove(table, history, [(a, b) for a, b, equal in pairs if equal])
+    last = Before(done.graph, np.zeros_like(done.history[-1].active))
+    return prove(table, (*done.history, last), [(a, b) for a, b, equal in pairs if equal])
 
 
 def _equal(graph: EGraph, n_outputs: int) -> tuple[bool, ...]:
@@ -157,11 +176,23 @@ def _results(program: Program) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(n.shape, n.dtype) for n in nodes]
 
 
-def _both(one: Program, other: Program) -> tuple[TensorGraph, int]:
-    """Return a graph with the results of both programs, and how many each has. Nodes of both refer
-    to the same binding by the same number.
+class _Both(NamedTuple):
+    """A graph with the results of both programs.
+
+    Attributes:
+      n_outputs: how many results each has.
+      arrays: by the number that nodes refer to them by.
     """
+
+    graph: TensorGraph
+    n_outputs: int
+    arrays: dict[int, Any]
+
+
+def _both(one: Program, other: Program) -> _Both:
+    """Return both programs as one; nodes of both refer to the same binding by the same number."""
     numbers: dict[tuple, int] = {}
+    arrays: dict[int, Any] = {}
     weights = [a or b for a, b in zip(one.weights, other.weights, strict=True)]
     nodes: list[Node] = []
     outputs: list[int] = []
@@ -179,9 +210,11 @@ def _both(one: Program, other: Program) -> tuple[TensorGraph, int]:
                 if isinstance(binding, Input):
                     op = "weight" if weights[binding.position] else "input"
                 ref = numbers.setdefault(keys[ref], len(numbers))
+                if isinstance(binding, Array):
+                    arrays[ref] = binding.value
             nodes.append(replace(node, op=op, args=args, ref=ref))
         outputs += [o + first for o in host.main.outputs]
-    return build(nodes, outputs), len(outputs) // 2
+    return _Both(build(nodes, outputs), len(outputs) // 2, arrays)
 
 
 def _keys(host: HostProgram) -> list[tuple]:

@@ -23,11 +23,14 @@ from xrl_jax.egraph.tensor_step import Applications, applications_now
 from xrl_jax.graph import ops
 from xrl_jax.language.table import P
 
+BY_VALUE = "equal-by-value"  # two constants
 _LEAST_ROOM = 4096
+_MOST_TRIES = 1000
 
 
 class Rewrite(NamedTuple):
-    """An application of a rule: the terms of its left-hand sides equal those that replace them.
+    """An application of a rule: the terms of its left-hand sides equal those that replace them; or
+    two constants that are equal by value.
 
     Attributes:
       places: the operators replaced, as text.
@@ -57,14 +60,14 @@ class Proof(NamedTuple):
 
     def __str__(self) -> str:
         lines = [f"{i + 1:4}. {rewrite}" for i, rewrite in enumerate(self.rewrites)]
-        return "\n".join(lines) or "the programs are the same"
+        return "\n".join(lines) or "no rewrite is needed"
 
 
 def prove(rules: TensorRules, history: Sequence[Before], goals: Sequence[tuple[int, int]]) -> Proof:
     """Return a proof.
 
     Args:
-      history: the e-graphs before each iteration of a saturation, from `saturate(remember=True)`.
+      history: the e-graphs before each iteration of a saturation, from `saturate_graph(remember=True)`.
       goals: pairs of classes of the first e-graph.
 
     Raises:
@@ -81,14 +84,58 @@ def prove(rules: TensorRules, history: Sequence[Before], goals: Sequence[tuple[i
         pairs = pairs or [(first[a], first[b]) for a, b in goals]
         if all(known.find(a) == known.find(b) for a, b in pairs):
             break
-        _apply(rules, before, host, term_of, known, rewrites)
+        for a, b in before.equal:
+            rewrites.append(
+                Rewrite(BY_VALUE, (host.text(a), host.text(b)), ((term_of[a], term_of[b]),))
+            )
+            known.unite(term_of[a], term_of[b], len(rewrites) - 1)
+        if before.active.any():
+            _apply(rules, before, host, term_of, known, rewrites)
     used = sorted(set().union(*(known.explain(a, b) for a, b in pairs)))
+    all_used = tuple(rewrites[i] for i in used)
+    return shortened(Proof(all_used, tuple(known.operator), tuple(known.args), tuple(pairs)))
+
+
+def _with_used_terms(proof: Proof) -> Proof:
+    """Return the proof without terms that neither its rewrites nor its goals need."""
+    wanted = {t for r in proof.rewrites for e in r.equations for t in e}
+    waiting = [*wanted, *(t for goal in proof.goals for t in goal)]
+    wanted.update(waiting)
+    while waiting:
+        new = set(proof.args[waiting.pop()]) - wanted
+        wanted |= new
+        waiting += new
+    kept = sorted(wanted)
+    number = {old: new for new, old in enumerate(kept)}
+
+    def pairs(given: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        return tuple((number[a], number[b]) for a, b in given)
+
     return Proof(
-        tuple(rewrites[i] for i in used),
-        tuple(known.operator),  # type: ignore[arg-type]
-        tuple(known.args),
-        tuple(pairs),
+        tuple(r._replace(equations=pairs(r.equations)) for r in proof.rewrites),
+        tuple(proof.operators[t] for t in kept),
+        tuple(tuple(number[a] for a in proof.args[t]) for t in kept),
+        pairs(proof.goals),
     )
+
+
+def shortened(proof: Proof) -> Proof:
+    """Return the proof without rewrites that it does not need, each tried on its own and in runs
+    (Zeller, Hildebrandt 2002).
+    """
+    proof = _with_used_terms(proof)
+    size = len(proof.rewrites)
+    tries = _MOST_TRIES
+    while size:
+        at = len(proof.rewrites)
+        while at > 0 and tries > 0:
+            at = max(at - size, 0)
+            tries -= 1
+            fewer = proof.rewrites[:at] + proof.rewrites[at + size :]
+            if check(proof._replace(rewrites=fewer)):
+                proof = proof._replace(rewrites=fewer)
+        size //= 2
+    return _with_used_terms(proof)
 
 
 def check(proof: Proof) -> bool:

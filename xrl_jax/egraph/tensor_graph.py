@@ -141,5 +141,18 @@ def _rebuilt(graph: EGraph, equal: jax.Array) -> EGraph:
     """Return the e-graph with its data set; `equal` [G, R] are the roots of each graph."""
     data = jnp.where((graph.op != HOLE)[:, None], data_of(graph.notes), 0)
     first = jnp.broadcast_to(equal[0], equal.shape)
-    parent = arrays.unite(graph.parent, first.reshape(-1), equal.reshape(-1))
-    return arrays.rebuild(graph._replace(data=data, parent=parent), jnp.asarray(COMMUTATIVE))
+    graph = graph._replace(data=data)
+    return arrays.united(graph, first.reshape(-1), equal.reshape(-1), jnp.asarray(COMMUTATIVE))
+
+
+def with_equal(graph: EGraph, pairs: Sequence[tuple[int, int]]) -> EGraph:
+    """Return the e-graph in which these pairs of classes are equal."""
+    size = max(64, 1 << (len(pairs) - 1).bit_length())  # few sizes are compiled
+    padded = np.zeros((size, 2), np.int32)
+    padded[: len(pairs)] = pairs
+    return _united(graph, jnp.asarray(padded))
+
+
+@engine_jit
+def _united(graph: EGraph, pairs: jax.Array) -> EGraph:
+    return arrays.united(graph, pairs[:, 0], pairs[:, 1], jnp.asarray(COMMUTATIVE))

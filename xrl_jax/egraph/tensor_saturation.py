@@ -58,10 +58,13 @@ def tensor_rules(rules: Sequence[Rule]) -> TensorRules:
 
 
 class Before(NamedTuple):
-    """An e-graph before an iteration, and the variants [V] that the iteration applied."""
+    """An e-graph before an iteration, the variants [V] that the iteration applied, and pairs of
+    classes that were found equal otherwise.
+    """
 
     graph: EGraph
     active: np.ndarray
+    equal: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def bucket_for(nodes: int) -> int:
     return next((b for b in BUCKETS if nodes < b), BUCKETS[-1])
 
 
-def saturate(
+def saturate_graph(
     rules: TensorRules,
     graph: EGraph,
     *,

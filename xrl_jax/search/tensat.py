@@ -16,7 +16,7 @@ import numpy as np
 
 from xrl_jax.egraph.limits import Limits, Stop
 from xrl_jax.egraph.tensor_graph import egraph_of
-from xrl_jax.egraph.tensor_saturation import Saturation, bucket_for, saturate, tensor_rules
+from xrl_jax.egraph.tensor_saturation import Saturation, bucket_for, saturate_graph, tensor_rules
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.search.base import Budget, Problem, SearchResult, Step
@@ -71,7 +71,7 @@ class Tensat:
         size = sum(len(g.nodes.op) for g in graphs)
         limits = Limits(self.iterations, self.nodes, self.saturation_share * clock.left)
 
-        done = saturate(
+        done = saturate_graph(
             rules,
             egraph_of(graphs, bucket_for(2 * size)),
             limits=limits,
