@@ -35,7 +35,11 @@ def merged(times: int) -> EGraph:
     rules = tensor_rules([r for r in standard_rules() if r.name == "merge-dots-by-left"])
     program = from_jax(two, X, W, 2 * W, weights=(1, 2))
     graph = egraph_of([program.graph], BUCKET)
-    return saturate_graph(rules, graph, limits=Limits(iterations=times), merging=times).graph if times else graph
+    return (
+        saturate_graph(rules, graph, limits=Limits(iterations=times), merging=times).graph
+        if times
+        else graph
+    )
 
 
 def costs_of(graph: EGraph) -> jax.Array:

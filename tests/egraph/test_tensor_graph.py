@@ -51,9 +51,7 @@ def iterated(graph: EGraph, *names: str) -> TensorStep:
     wanted = [not names or r.name in names for r in rules().rules]
     active = jnp.asarray(wanted)[jnp.maximum(table.variant_rule, 0)] & (table.variant_rule >= 0)
     patterns = patterns_of(table)
-    return iterate_now(
-        table, patterns, active, graph, BUCKET, window=WINDOW, n_halves=4 * BUCKET
-    )
+    return iterate_now(table, patterns, active, graph, BUCKET, window=WINDOW, n_halves=4 * BUCKET)
 
 
 def by_rule(variants: Sequence[int]) -> Counter[str]:

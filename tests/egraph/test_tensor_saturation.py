@@ -11,7 +11,7 @@ import pytest
 
 from xrl_jax.egraph import arrays
 from xrl_jax.egraph.arrays import HOLE, EGraph
-from xrl_jax.egraph.limits import Limits, Stop
+from xrl_jax.egraph.limits import DEFAULT, Limits, Stop
 from xrl_jax.egraph.tensor_graph import egraph_of
 from xrl_jax.egraph.tensor_saturation import (
     Saturation,
@@ -45,7 +45,7 @@ def program() -> Program:
     return from_jax(three, X, *W, weights=(1, 2, 3))
 
 
-def saturated(limits: Limits = Limits(), *, of: Program | None = None, **how: object) -> Saturation:
+def saturated(limits: Limits = DEFAULT, *, of: Program | None = None, **how: object) -> Saturation:
     graph = egraph_of([(of or program()).graph], BUCKET)
     return saturate_graph(rules(), graph, limits=limits, **how)  # type: ignore[arg-type]
 
@@ -101,7 +101,7 @@ def is_acyclic(graph: EGraph) -> bool:
 
 
 def test_filtering_leaves_no_cycle():
-    """x + 0 = x alone closes a cycle: x is x + 0."""
+    """A product that was merged and cut again is a part of itself."""
     limits = Limits(iterations=3)
     assert not is_acyclic(saturated(limits).graph)
     filtered = saturated(limits, filter_cycles=True).graph

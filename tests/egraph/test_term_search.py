@@ -61,9 +61,7 @@ def test_actions_without_weight_are_not_tried():
 
 @pytest.mark.parametrize("batch", [2, 3])
 def test_simulations_may_be_made_at_once(batch):
-    one, again = (
-        uct.search(Steps(), 0, 5.0, KEY, simulations=200, batch=batch) for _ in range(2)
-    )
+    one, again = (uct.search(Steps(), 0, 5.0, KEY, simulations=200, batch=batch) for _ in range(2))
     assert (one.state, one.cost) == (4, 1.0)
     assert one == again
 

@@ -93,9 +93,7 @@ def enode_costs(
     live = graph.op != HOLE
     numbers = jnp.asarray([i for _, i in CHOICES], jnp.int32)
 
-    def cheaper(
-        c: jax.Array, best: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, jax.Array]:
+    def cheaper(c: jax.Array, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         least, lowering = best
         where = live & right[:, c]
         own = jnp.full_like(lowering, numbers[c])
@@ -114,9 +112,7 @@ class Least(NamedTuple):
     choice: Choice
 
 
-def least_cost(
-    costs: CostTable, graph: EGraph, allowed: jax.Array, n_outputs: jax.Array
-) -> Least:
+def least_cost(costs: CostTable, graph: EGraph, allowed: jax.Array, n_outputs: jax.Array) -> Least:
     """Return the least cost of an e-graph: the reward of searches.
 
     Args:

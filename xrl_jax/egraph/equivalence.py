@@ -22,7 +22,6 @@ from xrl_jax.egraph.tensor_saturation import (
     Before,
     Saturation,
     TensorRules,
-    bucket_for,
     saturate_graph,
     tensor_rules,
 )
@@ -114,7 +113,7 @@ def equivalent(
     both = _both(one, other)
     n_outputs = both.n_outputs
     clock = Stopwatch(seconds)
-    graph = start = egraph_of([both.graph], bucket_for(2 * len(both.graph.nodes.op)))
+    graph = start = egraph_of([both.graph])
     history: tuple[Before, ...] = ()
     done: list[Iteration] = []
     while True:
@@ -140,9 +139,7 @@ def equivalent(
     return Equivalence(outputs, _proof(table, start, found, outputs), found)
 
 
-def _proof(
-    table: TensorRules, egraph: EGraph, done: Saturation, outputs: Sequence[bool]
-) -> Proof:
+def _proof(table: TensorRules, egraph: EGraph, done: Saturation, outputs: Sequence[bool]) -> Proof:
     """Return the proof for the results that are equal."""
     roots = np.asarray(egraph.roots).tolist()
     pairs = zip(roots, roots[len(outputs) :], outputs, strict=False)

@@ -29,6 +29,9 @@ class Limits:
     seconds: float = 60.0
 
 
+DEFAULT = Limits()
+
+
 @dataclass(frozen=True)
 class Iteration:
     """What an iteration did.

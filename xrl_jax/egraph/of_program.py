@@ -23,7 +23,6 @@ from xrl_jax.egraph.tensor_graph import egraph_of, extracted, features_of
 from xrl_jax.egraph.tensor_saturation import (
     Saturation,
     TensorRules,
-    bucket_for,
     saturate_graph,
     tensor_rules,
 )
@@ -174,7 +173,7 @@ def saturate(
     limits = Limits(iterations, nodes, seconds)
     done: list[Saturation] = []
     for graph in program.graphs:
-        start = egraph_of([graph], bucket_for(2 * len(graph.nodes.op)))
+        start = egraph_of([graph])
         if done and done[-1].stop is Stop.INTERRUPTED:
             done.append(Saturation(start, (), Stop.INTERRUPTED))
         else:

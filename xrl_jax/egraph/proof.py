@@ -67,7 +67,7 @@ def prove(rules: TensorRules, history: Sequence[Before], goals: Sequence[tuple[i
     """Return a proof.
 
     Args:
-      history: the e-graphs before each iteration of a saturation, from `saturate_graph(remember=True)`.
+      history: the e-graphs before each iteration, from `saturate_graph(remember=True)`.
       goals: pairs of classes of the first e-graph.
 
     Raises:
@@ -163,7 +163,8 @@ class _Host:
         self.op, self.parent = np.asarray(graph.op), np.asarray(graph.parent).tolist()
         self.args = [[a for a in row if a] for row in np.asarray(graph.args).tolist()]
         self.operator = [
-            (op, *data) for op, data in zip(self.op.tolist(), np.asarray(graph.data).tolist(), strict=True)
+            (op, *data)
+            for op, data in zip(self.op.tolist(), np.asarray(graph.data).tolist(), strict=True)
         ]
         features = jax.tree.map(np.asarray, features_of(graph))
         self.shape, self.rank = features.shape, features.rank

@@ -21,6 +21,7 @@ from xrl_jax.graph.hash import dot_words
 from xrl_jax.runtime.engine_jit import engine_jit
 
 _K, _R = ops.MAX_ATTRS, ops.MAX_RANK
+BUCKETS = (2048, 16384, 65536)
 COMMUTATIVE = tuple(spec.commutative for spec in ops.OPS.values())
 
 
@@ -56,41 +57,56 @@ def features_of(graph: EGraph) -> Nodes:
     )
 
 
-def egraph_of(graphs: Sequence[TensorGraph], bucket: int) -> EGraph:
+def egraph_of(graphs: Sequence[TensorGraph], bucket: int | None = None) -> EGraph:
     """Return the e-graph of tensor graphs that compute the same; its roots are their outputs, then
     pinned nodes. Nodes that compute the same are one e-node.
+
+    Args:
+      bucket: by default the smallest of `BUCKETS` that these nodes leave half empty.
 
     Raises:
       GraphError: there are several graphs with pinned nodes, which must not be run twice; or the
         bucket is too small.
     """
     hosts: list[TensorGraph] = jax.tree.map(np.asarray, list(graphs))
-    parts, equal, n = [], [], 0
+    parts, equal, n = [], [], 1
     for host in hosts:
-        live = host.nodes.op != HOLE
-        holders = np.isin(host.nodes.op, [ops.OPS[o].code for o in ("opaque", "call")])
-        pinned = np.flatnonzero(holders & (host.nodes.attrs[:, 0] == 1))
-        if len(pinned) and len(hosts) > 1:
+        live = np.flatnonzero(host.nodes.op != HOLE)
+        place = np.zeros(len(host.nodes.op), np.int32)
+        place[live] = n + np.arange(len(live))
+        roots = roots_of(host)
+        if len(hosts) > 1 and len(roots) > np.sum(host.globals.outputs >= 0):
             raise GraphError("graphs with pinned nodes cannot share an e-graph")
-        args = args_of(host)
-        args = np.where(live[:, None] & (args > 0), args + n, HOLE)
-        parts.append((np.where(live, host.nodes.op, HOLE), args, host.nodes))
-        outputs = host.globals.outputs
-        equal.append(np.concatenate([outputs[outputs >= 0], pinned]) + n)
+        nodes = jax.tree.map(lambda x, live=live: x[live], host.nodes)
+        parts.append((nodes, place[np.asarray(args_of(host))[live]]))
+        equal.append(place[roots])
         n += len(live)
-    op, args, nodes = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    bucket = bucket_for(2 * n) if bucket is None else bucket
     if n > bucket:
-        raise GraphError(f"{n} slots do not fit into an e-graph of {bucket}")
-    notes = np.where((op != HOLE)[:, None], np.asarray(notes_of(nodes)), 0)
+        raise GraphError(f"{n - 1} nodes do not fit into an e-graph of {bucket}")
+    nodes, args = jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
     def padded(x: np.ndarray) -> jax.Array:
-        return jnp.asarray(np.pad(x, [(0, bucket - n), *[(0, 0)] * (x.ndim - 1)]))
+        return jnp.asarray(np.pad(x, [(1, bucket - n), *[(0, 0)] * (x.ndim - 1)]))
 
     each = jnp.arange(bucket, dtype=jnp.int32)
-    roots = jnp.asarray(equal, jnp.int32)
-    data = jnp.zeros((bucket, 2), jnp.int32)
-    given = EGraph(padded(op), padded(args), data, padded(notes), each, jnp.int32(n), roots[0])
-    return _rebuilt(given, roots)
+    same = jnp.asarray(equal, jnp.int32)
+    data, notes = jnp.zeros((bucket, 2), jnp.int32), padded(np.asarray(notes_of(nodes)))
+    given = EGraph(padded(nodes.op), padded(args), data, notes, each, jnp.int32(n), same[0])
+    return _rebuilt(given, same)
+
+
+def roots_of(graph: TensorGraph) -> np.ndarray:
+    """Return the outputs of a graph, then its pinned nodes."""
+    holders = np.isin(np.asarray(graph.nodes.op), [ops.OPS[o].code for o in ("opaque", "call")])
+    pinned = np.flatnonzero(holders & (np.asarray(graph.nodes.attrs)[:, 0] == 1))
+    outputs = np.asarray(graph.globals.outputs)
+    return np.concatenate([outputs[outputs >= 0], pinned]).astype(np.int32)
+
+
+def bucket_for(nodes: int) -> int:
+    """Return the smallest bucket with room for so many e-nodes, or the largest."""
+    return next((b for b in BUCKETS if nodes < b), BUCKETS[-1])
 
 
 def extracted(

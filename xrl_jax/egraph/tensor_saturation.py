@@ -16,16 +16,15 @@ import numpy as np
 
 from xrl_jax.egraph import arrays
 from xrl_jax.egraph.arrays import HOLE, EGraph
-from xrl_jax.egraph.limits import Iteration, Limits, Stop, reached
+from xrl_jax.egraph.limits import DEFAULT, Iteration, Limits, Stop, reached
 from xrl_jax.egraph.patterns import Patterns
-from xrl_jax.egraph.tensor_graph import COMMUTATIVE
+from xrl_jax.egraph.tensor_graph import BUCKETS, COMMUTATIVE
 from xrl_jax.egraph.tensor_step import TensorStep, iterate_now, patterns_of
 from xrl_jax.language.rule import Rule, Var
 from xrl_jax.language.table import CompiledRules, RuleTable, compile_rules
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.runtime.engine_jit import engine_jit
 
-BUCKETS = (2048, 16384, 65536)
 WINDOW = 1024
 _FULL = 0.9  # of the limit; below, rebuilding has made room again
 
@@ -89,16 +88,11 @@ class Saturation:
         return int(nodes), int(classes)
 
 
-def bucket_for(nodes: int) -> int:
-    """Return the smallest bucket with room for so many e-nodes, or the largest."""
-    return next((b for b in BUCKETS if nodes < b), BUCKETS[-1])
-
-
 def saturate_graph(
     rules: TensorRules,
     graph: EGraph,
     *,
-    limits: Limits = Limits(),
+    limits: Limits = DEFAULT,
     merging: int = 1,
     filter_cycles: bool = False,
     remember: bool = False,
@@ -127,7 +121,7 @@ def saturate_graph(
             merges = len(done) < merging
             active = every if merges else single
             history += [Before(graph, active)] if remember else []
-            step = _step(rules, active, graph, limits)
+            step = _step(rules, active, graph, limits.nodes)
             graph = step.graph
             unpaired += int(step.missing)
             if filter_cycles:
@@ -148,20 +142,25 @@ def saturate_graph(
     return Saturation(graph, tuple(done), stop, unpaired, tuple(history))
 
 
-def _step(rules: TensorRules, active: np.ndarray, graph: EGraph, limits: Limits) -> TensorStep:
+def grow_by(rules: TensorRules, active: np.ndarray, graph: EGraph, nodes: int) -> TensorStep:
+    """Do one iteration with active variants [V], up to so many e-nodes."""
+    return iterate_now(
+        rules.table,
+        rules.patterns,
+        jnp.asarray(active),
+        graph,
+        jnp.int32(nodes + 1),
+        window=WINDOW,
+        n_halves=4 * graph.bucket,
+    )
+
+
+def _step(rules: TensorRules, active: np.ndarray, graph: EGraph, nodes: int) -> TensorStep:
     """Return the next iteration, in a larger bucket if the limit allows more e-nodes."""
     while True:
-        step = iterate_now(
-            rules.table,
-            rules.patterns,
-            jnp.asarray(active),
-            graph,
-            jnp.int32(limits.nodes + 1),
-            window=WINDOW,
-            n_halves=4 * graph.bucket,
-        )
+        step = grow_by(rules, active, graph, nodes)
         larger = [b for b in BUCKETS if b > graph.bucket]
-        if not bool(step.full) or graph.bucket > limits.nodes or not larger:
+        if not bool(step.full) or graph.bucket > nodes or not larger:
             return step
         graph = arrays.grow(graph, larger[0])
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from xrl_jax.egraph import arrays
 from xrl_jax.egraph.arrays import EGraph
-from xrl_jax.egraph.limits import Iteration, Limits, Stop, reached
+from xrl_jax.egraph.limits import DEFAULT, Iteration, Limits, Stop, reached
 from xrl_jax.egraph.patterns import TermTable, compile_terms
 from xrl_jax.egraph.term_graph import class_of, egraph_of, terms_of
 from xrl_jax.egraph.term_step import Step, folded_now, folds_of, is_contradictory_now, iterate_now
@@ -73,7 +73,7 @@ def saturate_terms(
     rules: Sequence[Rule] | None = None,
     *,
     goals: Sequence[Expression] = (),
-    limits: Limits = Limits(),
+    limits: Limits = DEFAULT,
     schedule: Schedule = Schedule.BACKOFF,
     folding: bool = True,
 ) -> Saturated:

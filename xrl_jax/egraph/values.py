@@ -103,7 +103,7 @@ class _Constants:
 
 
 def _probe(value: jax.Array) -> np.ndarray:
-    """Return a few numbers that are nearly equal for nearly equal arrays, relative to their size."""
+    """Return a few numbers that are nearly equal for nearly equal arrays of one shape."""
     host = np.asarray(value, np.float64).reshape(-1)
     size = float(np.max(np.abs(host), initial=0.0)) or 1.0
     rng = np.random.default_rng(host.size)

@@ -12,17 +12,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.cost.enodes import allowed_lowerings
+from xrl_jax.cost.enodes import allowed_lowerings, least_cost_now
 from xrl_jax.egraph import uct
-from xrl_jax.egraph.tensor_graph import egraph_of
-from xrl_jax.egraph.tensor_saturation import bucket_for, tensor_rules
+from xrl_jax.egraph.arrays import grow
+from xrl_jax.egraph.tensor_graph import bucket_for, egraph_of
+from xrl_jax.egraph.tensor_saturation import tensor_rules
 from xrl_jax.search.base import Budget, Problem, SearchResult, Step
 from xrl_jax.search.descend import Descent
-from xrl_jax.search.extracting import Extraction
+from xrl_jax.search.extracting import Extraction, compile_for_egraphs
 from xrl_jax.search.run import Reached, Turn
 from xrl_jax.search.saturating import Saturating
+from xrl_jax.search.states import in_one_bucket
 from xrl_jax.search.tensat import greedily, in_one_egraph
 from xrl_jax.search.walk import Phase, Walk
 
@@ -52,9 +55,19 @@ class EqsatMCTS:
     greedy_share: float = 0.4
     own_start: bool = False
     uct: uct.UCT = uct.DEFAULT
-    extraction: Extraction = Extraction()
+    extraction: Extraction = field(default_factory=Extraction)
     descent: Descent = field(default_factory=Descent)
     walk: Walk = field(default_factory=Walk)
+
+    def compile(self, problem: Problem) -> None:
+        """Compile what the search calls."""
+        bucket = bucket_for(self.nodes)
+        compile_for_egraphs(problem, bucket)
+        allowed = allowed_lowerings(problem.rules.rules)
+        for graph in in_one_bucket(problem.program):
+            least_cost_now(
+                problem.oracle.costs, egraph_of([graph], bucket), allowed, jnp.int32(1)
+            )
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         def descend(turn: Turn) -> list[Reached]:
@@ -93,8 +106,9 @@ class EqsatMCTS:
             n_outputs=n_outputs,
             threads=self.batch,
         )
-        size = sum(len(g.nodes.op) for g in graphs)
-        start = egraph_of(graphs, bucket_for(max(size, self.nodes)))
+        start = egraph_of(graphs)
+        if start.bucket <= self.nodes:
+            start = grow(start, bucket_for(self.nodes))
         searching = clock.part(self.tree_share)
 
         def going() -> bool:

@@ -9,7 +9,7 @@ are priced as wholes are compared.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,15 +19,30 @@ from xrl_jax.egraph.arrays import EGraph
 from xrl_jax.egraph.extraction.extract import extract
 from xrl_jax.egraph.extraction.instance import Instance
 from xrl_jax.egraph.extraction.of_egraph import enodes_of, instance_of_egraph
-from xrl_jax.egraph.tensor_graph import extracted
+from xrl_jax.egraph.tensor_graph import egraph_of, extracted
+from xrl_jax.egraph.tensor_saturation import grow_by, tensor_rules
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.measure.stopwatch import Stopwatch
-from xrl_jax.search.base import Step
+from xrl_jax.search.base import Problem, Step
 from xrl_jax.search.descend import Descent, measure_graph, untimed
 from xrl_jax.search.moves import chooses_lowering
 from xrl_jax.search.run import Reached, Turn
-from xrl_jax.search.states import State
+from xrl_jax.search.states import Space, State, in_one_bucket
+
+
+def compile_for_egraphs(problem: Problem, bucket: int) -> None:
+    """Compile what searches on e-graphs of a bucket call, or read it from JAX's cache."""
+    space = Space(problem.rules, jnp.asarray(problem.program.digests()))
+    rules = tensor_rules(problem.rules.rules)
+    costs = problem.oracle.costs
+    for graph in in_one_bucket(problem.program):
+        state = space.start(graph, costs)
+        egraph = egraph_of([state.graph], bucket)
+        grow_by(rules, np.zeros(len(rules.rule_of), bool), egraph, bucket)
+        nothing = jnp.zeros(bucket, jnp.int32)
+        right = fitting_now(egraph, allowed_lowerings(problem.rules.rules))
+        enode_costs_now(costs, egraph, right, Choice(nothing, nothing), jnp.int32(1))
 
 
 @dataclass(frozen=True)
@@ -47,7 +62,7 @@ class Extraction:
     rounds_share: float = 0.75
     exact_share: float = 0.4
     keep: int = 3
-    descent: Descent = Descent()
+    descent: Descent = field(default_factory=Descent)
 
     def __call__(self, turn: Turn, egraph: EGraph, steps: list[Step]) -> list[Reached]:
         """Return the best of the turn's states and of the programs found whose operators are all
@@ -74,9 +89,7 @@ class Extraction:
 class _Work:
     """An extraction under way."""
 
-    def __init__(
-        self, config: Extraction, turn: Turn, egraph: EGraph, steps: list[Step]
-    ) -> None:
+    def __init__(self, config: Extraction, turn: Turn, egraph: EGraph, steps: list[Step]) -> None:
         self.config, self.turn, self.egraph, self.steps = config, turn, egraph, steps
         self.like = turn.reached[0][0].graph
         self.n_outputs = int((np.asarray(self.like.globals.outputs) >= 0).sum())

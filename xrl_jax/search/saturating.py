@@ -12,8 +12,8 @@ import numpy as np
 from xrl_jax.cost.enodes import least_cost_now
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.egraph.arrays import EGraph
-from xrl_jax.egraph.tensor_saturation import WINDOW, TensorRules
-from xrl_jax.egraph.tensor_step import TensorStep, iterate_now
+from xrl_jax.egraph.tensor_saturation import TensorRules, grow_by
+from xrl_jax.egraph.tensor_step import TensorStep
 from xrl_jax.egraph.uct import Request, Simulated
 from xrl_jax.graph.hash import dot_words
 from xrl_jax.runtime.engine_jit import engine_jit
@@ -99,15 +99,7 @@ class Saturating:
         return self._step(graph, self.rules.rule_of == action)
 
     def _step(self, graph: EGraph, active: np.ndarray) -> TensorStep:
-        return iterate_now(
-            self.rules.table,
-            self.rules.patterns,
-            jnp.asarray(active),
-            graph,
-            jnp.int32(self.nodes + 1),
-            window=WINDOW,
-            n_halves=4 * graph.bucket,
-        )
+        return grow_by(self.rules, active, graph, self.nodes)
 
 
 @engine_jit

@@ -7,6 +7,7 @@ after it (`search.chain`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
 
 import jax
 
@@ -82,6 +83,13 @@ class HowToCompile:
         return found
 
 
+@runtime_checkable
+class Compiled(Protocol):
+    """A search with functions of its own to be compiled before its time begins."""
+
+    def compile(self, problem: Problem) -> None: ...
+
+
 @dataclass(frozen=True)
 class Search:
     """Stage that runs a search; programs known before it come first in the result.
@@ -128,6 +136,8 @@ class Search:
         once = f" (once per machine, about {COLD_SECONDS:.0f} s)" if cold else ""
         problem.phase(f"compiling the engine{once}")
         compile_engine(problem.program, problem.rules, problem.oracle.costs)
+        if isinstance(self.search, Compiled):
+            self.search.compile(problem)
 
     def _search_measurements(self, most: int | None) -> int | None:
         """Return how many measurements may have been made when the search ends."""

@@ -15,13 +15,16 @@ import jax
 import numpy as np
 
 from xrl_jax.egraph.limits import Limits, Stop
-from xrl_jax.egraph.tensor_graph import egraph_of
-from xrl_jax.egraph.tensor_saturation import Saturation, bucket_for, saturate_graph, tensor_rules
-from xrl_jax.graph import ops
+from xrl_jax.egraph.tensor_graph import BUCKETS, bucket_for, egraph_of, roots_of
+from xrl_jax.egraph.tensor_saturation import (
+    Saturation,
+    saturate_graph,
+    tensor_rules,
+)
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.search.base import Budget, Problem, SearchResult, Step
 from xrl_jax.search.descend import Descent
-from xrl_jax.search.extracting import Extraction
+from xrl_jax.search.extracting import Extraction, compile_for_egraphs
 from xrl_jax.search.moves import chooses_lowering
 from xrl_jax.search.run import Reached, Turn
 from xrl_jax.search.walk import Phase, Walk
@@ -51,9 +54,15 @@ class Tensat:
     greedy_share: float = 0.4
     saturation_share: float = 0.3
     own_start: bool = False
-    extraction: Extraction = Extraction()
+    extraction: Extraction = field(default_factory=Extraction)
     descent: Descent = field(default_factory=Descent)
     walk: Walk = field(default_factory=Walk)
+
+    def compile(self, problem: Problem) -> None:
+        """Compile what the search calls."""
+        for bucket in BUCKETS:
+            if bucket <= bucket_for(self.nodes):
+                compile_for_egraphs(problem, bucket)
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         def descend(turn: Turn) -> list[Reached]:
@@ -68,12 +77,11 @@ class Tensat:
         run, space, _, index, clock, _ = turn
         rules = tensor_rules(space.rules.rules)
         graphs = in_one_egraph(turn.reached)
-        size = sum(len(g.nodes.op) for g in graphs)
         limits = Limits(self.iterations, self.nodes, self.saturation_share * clock.left)
 
         done = saturate_graph(
             rules,
-            egraph_of(graphs, bucket_for(2 * size)),
+            egraph_of(graphs),
             limits=limits,
             merging=self.merging,
             filter_cycles=self.filter_cycles,
@@ -107,8 +115,7 @@ def in_one_egraph(reached: Sequence[Reached]) -> list[TensorGraph]:
 
 
 def _has_pinned(graph: TensorGraph) -> bool:
-    holders = np.isin(np.asarray(graph.nodes.op), [ops.OPS[o].code for o in ("opaque", "call")])
-    return bool(np.any(holders & (np.asarray(graph.nodes.attrs)[:, 0] == 1)))
+    return len(roots_of(graph)) > int((np.asarray(graph.globals.outputs) >= 0).sum())
 
 
 def _steps(done: Saturation, rules: Sequence, index: int) -> list[Step]:
@@ -119,4 +126,7 @@ def _steps(done: Saturation, rules: Sequence, index: int) -> list[Step]:
     text = f"{nodes:,} e-nodes in {classes:,} classes; {done.stop.value}"
     used = np.sum([i.matches for i in done.iterations], axis=0)
     assuming = [r.name for r, n in zip(rules, used, strict=True) if r.assumes and n]
-    return [Step(index, STEP, text, 0.0), *(Step(index, r, "in the e-graph", 0.0) for r in assuming)]
+    return [
+        Step(index, STEP, text, 0.0),
+        *(Step(index, r, "in the e-graph", 0.0) for r in assuming),
+    ]

@@ -1,0 +1,134 @@
+"""Proofs that programs compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xrl_jax
+from xrl_jax.egraph.equivalence import Equivalence
+from xrl_jax.egraph.limits import Stop
+from xrl_jax.egraph.proof import check, shortened
+
+RNG = np.random.default_rng(0)
+X = jnp.ones((4, 8))
+V, W = (jnp.asarray(RNG.normal(size=(8, 8)), jnp.float32) for _ in range(2))
+
+
+def compared(
+    one: Callable[..., Any], other: Callable[..., Any], *args: Any, **how: Any
+) -> Equivalence:
+    found = xrl_jax.equivalent(xrl_jax.from_jax(one, *args), xrl_jax.from_jax(other, *args), **how)
+    assert check(found.proof)
+    return found
+
+
+def by(found: Equivalence) -> list[str]:
+    """Return the rules of the proof."""
+    return sorted(r.rule for r in found.proof.rewrites)
+
+
+def test_the_order_of_commutative_operands_needs_no_rewrite():
+    found = compared(lambda x, y: x * y + y, lambda x, y: y + y * x, X, X)
+    assert found and by(found) == []
+
+
+def test_two_transposes_cancel():
+    found = compared(lambda x: jax.nn.relu(x.T).T @ V, lambda x: jax.nn.relu(x) @ V, X)
+    assert found
+    assert len(found.proof.rewrites) == 2
+    assert "by 2 rewrites" in str(found)
+
+
+def test_other_weights_are_not_proven_equal():
+    found = compared(lambda x: x @ V, lambda x: x @ W, X)
+    assert not found and found.outputs == (False,)
+    assert found.saturation.stop is Stop.SATURATED
+    assert "not proven equal: 0 of 1" in str(found)
+
+
+def test_each_result_is_compared():
+    def transposed(x: jax.Array) -> tuple[jax.Array, ...]:
+        return x @ V, jax.nn.relu(x.T).T
+
+    found = compared(transposed, lambda x: (x @ W, jax.nn.relu(x)), X)
+    assert found.outputs == (False, True)
+    assert found.proof.rewrites and not found
+
+
+def test_a_scale_that_was_folded_into_a_weight_is_equal_by_value():
+    scale = jnp.asarray(RNG.uniform(0.5, 2.0, 8), jnp.float32)
+    folded = jnp.asarray(np.asarray(V, np.float64) * np.asarray(scale, np.float64), jnp.float32)
+    found = compared(lambda x: (x @ V) * scale, lambda x: x @ folded, X)
+    assert found and "equal-by-value" in by(found)
+    assert len(found.proof.rewrites) <= 3
+    off = folded.at[0, 0].multiply(1.001)
+    assert not compared(lambda x: (x @ V) * scale, lambda x: x @ off, X)
+
+
+def test_products_that_were_merged_by_hand():
+    both = jnp.concatenate([V, W], axis=1)
+    found = compared(lambda x: (x @ V, x @ W), lambda x: tuple(jnp.split(x @ both, 2, axis=1)), X)
+    assert found.outputs == (True, True)
+
+
+def test_a_loop_equals_its_steps():
+    def loop(x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda c, _: (jnp.tanh(c @ V), None), x, None, length=3)[0]
+
+    def steps(x: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x = jnp.tanh(x @ V)
+        return x
+
+    assert compared(loop, steps, X)
+
+
+def test_which_arguments_are_weights_does_not_matter():
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        return x @ w
+
+    one, other = xrl_jax.from_jax(fn, X, V, weights=1), xrl_jax.from_jax(fn, X, V)
+    assert xrl_jax.equivalent(one, other)
+
+
+def test_a_limit_is_named():
+    found = compared(lambda x: (x @ V, x @ W), lambda x: (x @ W, x @ V), X, iterations=1)
+    assert not found
+    assert "limit on iterations; a higher limit may show more" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        ((jnp.tanh, X), (jnp.tanh, X[:2]), r"argument 0 .* float32\[4,8\], float32\[2,8\]"),
+        ((jnp.tanh, X), (jnp.add, X, X), "1 and 2 arguments"),
+        ((jnp.tanh, X), (jnp.sum, X), r"result 0 .* float32\[4,8\], float32\[\]"),
+    ],
+)
+def test_programs_with_other_arguments_or_results_are_refused(one, other, message):
+    with pytest.raises(ValueError, match=message):
+        xrl_jax.equivalent(xrl_jax.from_jax(*one), xrl_jax.from_jax(*other))
+
+
+def test_programs_with_effects_are_refused():
+    def fn(x: jax.Array) -> jax.Array:
+        jax.debug.print("{}", x[0, 0])
+        return x
+
+    program = xrl_jax.from_jax(fn, X)
+    with pytest.raises(ValueError, match="effects"):
+        xrl_jax.equivalent(program, program)
+
+
+def test_a_proof_is_checked_rewrite_by_rewrite():
+    found = compared(lambda x: jax.nn.relu(x.T).T @ V, lambda x: jax.nn.relu(x) @ V, X)
+    proof = found.proof
+    for n in range(len(proof.rewrites)):
+        assert not check(proof._replace(rewrites=proof.rewrites[:n] + proof.rewrites[n + 1 :]))
+    assert shortened(proof) == proof
