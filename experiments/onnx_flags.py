@@ -28,10 +28,11 @@ def open_inputs(values: flags.FlagValues) -> dict[str, tuple[tuple[str, Any], ..
     Raises:
       ConfigError: a flag is malformed; the message says how it is written.
     """
+    given = values.flag_values_dict()
     return {
-        "input_shapes": tuple(map(_input_shape, values["input_shape"].value)),
-        "dimensions": tuple(map(_dimension, values["dim"].value)),
-        "constants": tuple(map(_constant, values["constant"].value)),
+        "input_shapes": tuple(map(_input_shape, given["input_shape"])),
+        "dimensions": tuple(map(_dimension, given["dim"])),
+        "constants": tuple(map(_constant, given["constant"])),
     }
 
 

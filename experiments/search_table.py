@@ -48,7 +48,7 @@ from xrl_jax.search.base import Budget, Problem, Strategy, predicted
 from xrl_jax.search.engine import compile_engine
 from xrl_jax.search.eqsat_mcts import EqsatMCTS
 from xrl_jax.search.greedy import Greedy
-from xrl_jax.search.stages import Compiled
+from xrl_jax.search.stages import compile_search
 from xrl_jax.search.tensat import Tensat
 
 Cell = dict[str, float]
@@ -106,8 +106,7 @@ def fixed_costs(
         with oracle_of(out) as oracle:
             oracle.measure_loops()
             for search in (Taso(), Tensat()):
-                if isinstance(search, Compiled):
-                    search.compile(Problem(program, rules, oracle))
+                compile_search(search, Problem(program, rules, oracle))
                 key = jax.random.key(seed)
                 search(Problem(program, rules, oracle), Budget(seconds=seconds), key)
             save_costs(oracle.costs, kept)
@@ -124,8 +123,7 @@ def run(
     """
     oracle = FixedOracle(table)
     problem = Problem(program, rules, oracle)
-    if isinstance(search, Compiled):
-        search.compile(problem)
+    compile_search(search, problem)
     key = jax.random.key(how["seed"])
     clock = Stopwatch(0.0)
     found = search(problem, Budget(seconds=how["seconds"]), key)

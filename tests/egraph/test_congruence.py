@@ -75,7 +75,7 @@ def test_the_rewrites_of_an_explanation_suffice(seed):
         for operator, args in rows:
             terms.append(known.term(operator, [terms[a] for a in args]))
         for n in sorted(numbers):
-            known.unite(*(terms[t] for t in unions[n]), n)
+            known.unite(terms[unions[n][0]], terms[unions[n][1]], n)
         return known, terms
 
     known, terms = closure(set(range(12)))

@@ -130,7 +130,9 @@ def least_cost(costs: CostTable, graph: EGraph, allowed: jax.Array, n_outputs: j
     return jax.lax.fori_loop(0, _SWEEPS, sweep, Least(jnp.float32(0.0), Choice(nothing, nothing)))
 
 
-fitting_now, enode_costs_now, least_cost_now = map(engine_jit, (fitting, enode_costs, least_cost))
+fitting_now = engine_jit(fitting)
+enode_costs_now = engine_jit(enode_costs)
+least_cost_now = engine_jit(least_cost)
 
 
 def _origins(

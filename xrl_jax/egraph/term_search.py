@@ -124,11 +124,10 @@ class _Environment:
         return np.ones(self.n_actions)
 
     def simulate(self, requests: Sequence[Request[EGraph]]) -> list[Simulated[EGraph]]:
-        return [self._simulated(*request) for request in requests]
+        return [self._simulated(request) for request in requests]
 
-    def _simulated(
-        self, state: EGraph, action: int, key: jax.Array, preferences: np.ndarray
-    ) -> Simulated[EGraph]:
+    def _simulated(self, request: Request[EGraph]) -> Simulated[EGraph]:
+        state, action, key, preferences = request
         missing = len(self.table.rule) - self.n_actions
         logits = np.pad(preferences, (0, missing), constant_values=-np.inf).astype(np.float32)
         done = self._simulate(

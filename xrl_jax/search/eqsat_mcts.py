@@ -65,9 +65,7 @@ class EqsatMCTS:
         compile_for_egraphs(problem, bucket)
         allowed = allowed_lowerings(problem.rules.rules)
         for graph in in_one_bucket(problem.program):
-            least_cost_now(
-                problem.oracle.costs, egraph_of([graph], bucket), allowed, jnp.int32(1)
-            )
+            least_cost_now(problem.oracle.costs, egraph_of([graph], bucket), allowed, jnp.int32(1))
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         def descend(turn: Turn) -> list[Reached]:

@@ -90,6 +90,12 @@ class Compiled(Protocol):
     def compile(self, problem: Problem) -> None: ...
 
 
+def compile_search(search: Strategy, problem: Problem) -> None:
+    """Compile the functions of a search that has some of its own."""
+    if isinstance(search, Compiled):
+        search.compile(problem)
+
+
 @dataclass(frozen=True)
 class Search:
     """Stage that runs a search; programs known before it come first in the result.
@@ -136,8 +142,7 @@ class Search:
         once = f" (once per machine, about {COLD_SECONDS:.0f} s)" if cold else ""
         problem.phase(f"compiling the engine{once}")
         compile_engine(problem.program, problem.rules, problem.oracle.costs)
-        if isinstance(self.search, Compiled):
-            self.search.compile(problem)
+        compile_search(self.search, problem)
 
     def _search_measurements(self, most: int | None) -> int | None:
         """Return how many measurements may have been made when the search ends."""
