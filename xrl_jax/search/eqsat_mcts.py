@@ -1,10 +1,10 @@
 """Monte-Carlo tree search over e-graphs, after Hartmann, He and Yoneki (PACT 2024).
 
 An e-graph of all programs outgrows any limit, so which rules are applied, and in which order,
-decides what it holds. Tree search looks for a good order; an action applies one rule wherever it
-matches. Differences from the paper: the reward sees merges (`egraph.dag_cost`); rollouts prefer
-rules that occurred in good ones; after each round the best program is extracted and timed, and the
-next round begins with a small e-graph of it.
+decides what it holds. Tree search looks for a good order; an action applies a rule, or a group of
+rules, wherever they match. Differences from the paper: the groups; the reward sees merges
+(`egraph.dag_cost`); rollouts prefer actions that occurred in good ones; after each round the best
+program is extracted and timed, and the next round begins with a small e-graph of it.
 """
 
 from __future__ import annotations

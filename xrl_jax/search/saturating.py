@@ -1,9 +1,10 @@
-"""Growing e-graphs of tensors by single rules, as moves of a tree search."""
+"""Growing e-graphs of tensors by some of the rules, as moves of a tree search."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +17,40 @@ from xrl_jax.egraph.tensor_saturation import TensorRules, grow_by
 from xrl_jax.egraph.tensor_step import TensorStep
 from xrl_jax.egraph.uct import Request, Simulated
 from xrl_jax.graph.hash import dot_words
+from xrl_jax.language.rule import Rule
 from xrl_jax.runtime.engine_jit import engine_jit
 
 _MOST_ACTIONS = 10  # of a rollout
 
 
+class Action(NamedTuple):
+    """Rules that are applied together wherever they match.
+
+    Attributes:
+      rules: [rules] bool.
+      weight: how likely it is to be tried, where nothing is known of any action.
+    """
+
+    rules: np.ndarray
+    weight: float
+
+
+def actions_of(rules: Sequence[Rule]) -> list[Action]:
+    """Return the actions: every rule, every family, all rules with one root, and all rules.
+
+    So plain saturation is one of the paths through the tree.
+    """
+    one = np.eye(len(rules), dtype=bool)
+    names = sorted({r.family for r in rules})
+    families = [np.array([r.family == name for r in rules]) for name in names]
+    single = np.array([len(r.lhs) == 1 for r in rules])
+    groups = [*families, single, np.ones(len(rules), bool)]
+    weight = len(rules) / len(groups)  # as likely together as all rules
+    return [*(Action(row, 1.0) for row in one), *(Action(row, weight) for row in groups)]
+
+
 class Saturating:
-    """E-graphs below a limit of e-nodes; an action applies a rule wherever it matches
-    (`uct.Environment`).
+    """E-graphs below a limit of e-nodes (`uct.Environment`).
 
     Args:
       nodes: most e-nodes.
@@ -44,8 +71,10 @@ class Saturating:
     ) -> None:
         self.rules, self.costs, self.nodes = rules, costs, nodes
         self.allowed, self.n_outputs = allowed, jnp.int32(n_outputs)
-        self.n_actions = len(rules.rules)
+        self.actions = actions_of(rules.rules)
+        self.n_actions = len(self.actions)
         self.threads = threads
+        self._likely = np.log([a.weight for a in self.actions])
         self.known: dict[tuple[int, ...], float] = {}  # costs, by hash of the e-graph
 
     def cost(self, graph: EGraph) -> float:
@@ -57,12 +86,13 @@ class Saturating:
         return self.known[key]
 
     def weights(self, state: EGraph) -> np.ndarray:
-        """Return 1 for the rules that match, and 0 for the others [actions]."""
+        """Return the weights of actions with a rule that matches, and 0 for the others."""
         every = self.rules.variants(lambda r: True)
         matches = np.asarray(self._step(state, every).matches)
-        count = np.zeros(self.n_actions + 1)
+        count = np.zeros(len(self.rules.rules) + 1)
         np.add.at(count, self.rules.rule_of, matches)
-        return (count[:-1] > 0).astype(np.float64)
+        there = count[:-1] > 0
+        return np.array([a.weight * bool(np.any(a.rules & there)) for a in self.actions])
 
     def simulate(self, requests: Sequence[Request[EGraph]]) -> list[Simulated[EGraph]]:
         if len(requests) < 2:
@@ -83,7 +113,7 @@ class Saturating:
             if over or idle.all():
                 break
             # The largest of these is drawn with a probability as of the softmax (Gumbel 1954).
-            noisy = request.preferences + rng.gumbel(size=self.n_actions)
+            noisy = request.preferences + self._likely + rng.gumbel(size=self.n_actions)
             action = int(np.argmax(np.where(idle, -np.inf, noisy)))
             step = self._applied(graph, action)
             if bool(step.changed):
@@ -96,7 +126,8 @@ class Saturating:
         return Simulated(child, cost, ended, graph, final, used)
 
     def _applied(self, graph: EGraph, action: int) -> TensorStep:
-        return self._step(graph, self.rules.rule_of == action)
+        wanted = np.append(self.actions[action].rules, False)  # the last for unused variants
+        return self._step(graph, wanted[self.rules.rule_of])
 
     def _step(self, graph: EGraph, active: np.ndarray) -> TensorStep:
         return grow_by(self.rules, active, graph, self.nodes)
