@@ -127,7 +127,7 @@ def saturate_graph(
             if filter_cycles:
                 graph = without_cycles(graph)
             nodes, classes = arrays.counts(graph)
-            done.append(Iteration(int(nodes), int(classes), _by_rule(rules, step)))
+            done.append(Iteration(int(nodes), int(classes), by_rule(rules, step)))
             tell(done[-1])
             if proven(graph):
                 stop = Stop.PROVEN
@@ -165,7 +165,7 @@ def _step(rules: TensorRules, active: np.ndarray, graph: EGraph, nodes: int) -> 
         graph = arrays.grow(graph, larger[0])
 
 
-def _by_rule(rules: TensorRules, step: TensorStep) -> tuple[int, ...]:
+def by_rule(rules: TensorRules, step: TensorStep) -> tuple[int, ...]:
     """Return the number of matches of each rule."""
     count = np.zeros(len(rules.rules) + 1, np.int64)
     np.add.at(count, rules.rule_of, np.asarray(step.matches))

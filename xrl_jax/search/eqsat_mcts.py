@@ -26,7 +26,7 @@ from xrl_jax.search.extracting import Extraction, compile_for_egraphs
 from xrl_jax.search.run import Reached, Turn
 from xrl_jax.search.saturating import Saturating
 from xrl_jax.search.states import in_one_bucket
-from xrl_jax.search.tensat import greedily, in_one_egraph
+from xrl_jax.search.tensat import greedily, in_one_egraph, steps_to, with_merged
 from xrl_jax.search.walk import Phase, Walk
 
 STEP = "mcts-over-e-graphs"
@@ -92,9 +92,10 @@ class EqsatMCTS:
         return [best, *reached]
 
     def _round(self, turn: Turn) -> list[Reached]:
-        run, space, reached, index, clock, key = turn
+        run, space, _, index, clock, key = turn
         rules = tensor_rules(space.rules.rules)
-        graphs = in_one_egraph(reached)
+        seeds = with_merged(turn)
+        graphs = in_one_egraph(seeds)
         n_outputs = int((np.asarray(graphs[0].globals.outputs) >= 0).sum())
         environment = Saturating(
             rules,
@@ -125,7 +126,5 @@ class EqsatMCTS:
         )
         run.candidates += found.simulations
         text = f"{int(found.state.n) - 1:,} e-nodes after {found.simulations} simulations"
-        assuming = [r.name for r in rules.rules if r.assumes]
-        steps = [Step(index, STEP, text, 0.0)]
-        steps += [Step(index, name, "in the e-graph", 0.0) for name in assuming]
-        return self.extraction(turn, found.state, [*reached[0][1], *steps])
+        steps = steps_to(seeds, rules, environment.used, Step(index, STEP, text, 0.0))
+        return self.extraction(turn, found.state, steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 from xrl_jax.cost.enodes import least_cost_now
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.egraph.arrays import EGraph
-from xrl_jax.egraph.tensor_saturation import TensorRules, grow_by
+from xrl_jax.egraph.tensor_saturation import TensorRules, by_rule, grow_by
 from xrl_jax.egraph.tensor_step import TensorStep
 from xrl_jax.egraph.uct import Request, Simulated
 from xrl_jax.graph.hash import dot_words
@@ -74,6 +75,8 @@ class Saturating:
         self.actions = actions_of(rules.rules)
         self.n_actions = len(self.actions)
         self.threads = threads
+        self.used = np.zeros(len(rules.rules), bool)  # rules that some e-graph was grown by
+        self._lock = threading.Lock()
         self._likely = np.log([a.weight for a in self.actions])
         self.known: dict[tuple[int, ...], float] = {}  # costs, by hash of the e-graph
 
@@ -88,10 +91,7 @@ class Saturating:
     def weights(self, state: EGraph) -> np.ndarray:
         """Return the weights of actions with a rule that matches, and 0 for the others."""
         every = self.rules.variants(lambda r: True)
-        matches = np.asarray(self._step(state, every).matches)
-        count = np.zeros(len(self.rules.rules) + 1)
-        np.add.at(count, self.rules.rule_of, matches)
-        there = count[:-1] > 0
+        there = np.array(by_rule(self.rules, self._step(state, every))) > 0
         return np.array([a.weight * bool(np.any(a.rules & there)) for a in self.actions])
 
     def simulate(self, requests: Sequence[Request[EGraph]]) -> list[Simulated[EGraph]]:
@@ -127,7 +127,10 @@ class Saturating:
 
     def _applied(self, graph: EGraph, action: int) -> TensorStep:
         wanted = np.append(self.actions[action].rules, False)  # the last for unused variants
-        return self._step(graph, wanted[self.rules.rule_of])
+        step = self._step(graph, wanted[self.rules.rule_of])
+        with self._lock:
+            self.used |= np.array(by_rule(self.rules, step)) > 0
+        return step
 
     def _step(self, graph: EGraph, active: np.ndarray) -> TensorStep:
         return grow_by(self.rules, active, graph, self.nodes)

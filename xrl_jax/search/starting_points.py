@@ -120,6 +120,18 @@ def run_macro(
     return state, steps
 
 
+def siblings_merged(rules: CompiledRules) -> tuple[MacroAction, ...]:
+    """Return what merges the products, and the convolutions, of one operand: pairs, then pairs of
+    pairs.
+
+    What reads the slices is joined before the next pair is merged: it fits two slices only. Costs
+    do not decide: rates that were fitted to small kernels overestimate a larger one.
+    """
+    merge = MacroAction(in_role(rules, "merge-siblings"), passes=1)
+    join = MacroAction(in_role(rules, "join-slices", "sink-broadcast"))
+    return (merge, join) * _DOUBLINGS
+
+
 def _with_weight(graph: TensorGraph, side: int) -> np.ndarray:
     """Return [N] bool: products of an activation with a weight on this side (0 left, 1 right)."""
     fixed = np.asarray(graph.nodes.weight_only)
@@ -231,10 +243,6 @@ def starting_points(
         found += [point] if taken[2] else []
     unconverted, _ = apply_macros(folded, kernels_last)
     if costs.sharing.loops[ops.OPS["slice"].code]:  # where cutting a result costs next to nothing
-        # What reads the slices is joined before the next pair is merged: it fits two slices only.
-        # Costs do not decide: rates that were fitted to small kernels overestimate a larger one.
-        merge = MacroAction(in_role(rules, "merge-siblings"), passes=1)
-        join = MacroAction(in_role(rules, "join-slices", "sink-broadcast"))
-        merged, taken = apply_macros(unconverted, *(merge, join) * _DOUBLINGS)
+        merged, taken = apply_macros(unconverted, *siblings_merged(rules))
         found = [merged, *found] if taken[0] else found
     return [*found, unconverted]

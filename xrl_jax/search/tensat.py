@@ -17,7 +17,7 @@ import numpy as np
 from xrl_jax.egraph.limits import Limits, Stop
 from xrl_jax.egraph.tensor_graph import BUCKETS, bucket_for, egraph_of, roots_of
 from xrl_jax.egraph.tensor_saturation import (
-    Saturation,
+    TensorRules,
     saturate_graph,
     tensor_rules,
 )
@@ -27,6 +27,7 @@ from xrl_jax.search.descend import Descent
 from xrl_jax.search.extracting import Extraction, compile_for_egraphs
 from xrl_jax.search.moves import chooses_lowering
 from xrl_jax.search.run import Reached, Turn
+from xrl_jax.search.starting_points import run_macro, siblings_merged
 from xrl_jax.search.walk import Phase, Walk
 
 STEP = "equality-saturation"
@@ -39,7 +40,8 @@ class Tensat:
     Attributes:
       nodes: most e-nodes of a graph (Tensat: 50,000).
       iterations: most iterations (Tensat's k_max).
-      merging: iterations in which rules that merge two operators are used (Tensat's k_multi).
+      merging: iterations in which rules that merge two operators are used (Tensat's k_multi);
+        unless 0, the e-graph also begins with the program in which all siblings are merged.
       filter_cycles: whether e-nodes that close cycles are removed, as Tensat does.
       greedy_share: share of the time for greedy descents, whose results begin in the e-graph; 0 for
         none.
@@ -76,12 +78,11 @@ class Tensat:
         """Return the best programs of the e-graph and those it was made from, best first."""
         run, space, _, index, clock, _ = turn
         rules = tensor_rules(space.rules.rules)
-        graphs = in_one_egraph(turn.reached)
+        seeds = with_merged(turn) if self.merging else turn.reached
         limits = Limits(self.iterations, self.nodes, self.saturation_share * clock.left)
-
         done = saturate_graph(
             rules,
-            egraph_of(graphs),
+            egraph_of(in_one_egraph(seeds)),
             limits=limits,
             merging=self.merging,
             filter_cycles=self.filter_cycles,
@@ -90,7 +91,10 @@ class Tensat:
         if done.stop is Stop.INTERRUPTED:
             raise KeyboardInterrupt
         run.candidates += sum(sum(i.matches) for i in done.iterations)
-        steps = [*turn.reached[0][1], *_steps(done, rules.rules, index)]
+        used = np.sum([i.matches for i in done.iterations], axis=0) > 0
+        nodes, classes = done.counts
+        text = f"{nodes:,} e-nodes in {classes:,} classes; {done.stop.value}"
+        steps = steps_to(seeds, rules, used, Step(index, STEP, text, 0.0))
         found = self.extraction(turn, done.graph, steps)
         best = self.descent(turn._replace(reached=found[:1]), phase="descending")
         return [best, *found]
@@ -106,6 +110,17 @@ def greedily(descent: Descent, turn: Turn) -> list[Reached]:
     return [descent(turn._replace(reached=[lowered]), phase="greedy"), lowered, *turn.reached]
 
 
+def with_merged(turn: Turn) -> list[Reached]:
+    """Return the states of the turn, and the first one with all products and convolutions of one
+    operand merged, where there are several. Rules alone get there through all subsets.
+    """
+    run, space, reached, index, clock, _ = turn
+    merged = reached[0]
+    for macro in siblings_merged(space.rules):
+        merged = run_macro(space, merged, index, run.problem.oracle.costs, macro, clock.part(0.1))
+    return [*reached, merged] if len(merged[1]) > len(reached[0][1]) else reached
+
+
 def in_one_egraph(reached: Sequence[Reached]) -> list[TensorGraph]:
     """Return the graphs of states that one e-graph may hold: the first only if it has pinned nodes,
     which must not be run twice.
@@ -118,15 +133,18 @@ def _has_pinned(graph: TensorGraph) -> bool:
     return len(roots_of(graph)) > int((np.asarray(graph.globals.outputs) >= 0).sum())
 
 
-def _steps(done: Saturation, rules: Sequence, index: int) -> list[Step]:
-    """Return what led to an e-graph: the saturation, and the rules used that assume something, on
-    which any program in it may rest.
+def steps_to(
+    seeds: Sequence[Reached], rules: TensorRules, used: np.ndarray, step: Step
+) -> list[Step]:
+    """Return what led to an e-graph: the steps to the first of the programs that it began with, one
+    for the e-graph, and whatever assumes something, since any program in it may rest on that.
+
+    Args:
+      used: [rules] bool, rules that the e-graph was grown by.
+      step: the one for the e-graph.
     """
-    nodes, classes = done.counts
-    text = f"{nodes:,} e-nodes in {classes:,} classes; {done.stop.value}"
-    used = np.sum([i.matches for i in done.iterations], axis=0)
-    assuming = [r.name for r, n in zip(rules, used, strict=True) if r.assumes and n]
-    return [
-        Step(index, STEP, text, 0.0),
-        *(Step(index, r, "in the e-graph", 0.0) for r in assuming),
-    ]
+    assuming = {r.name for r in rules.rules if r.assumes}
+    steps = [*seeds[0][1], step]
+    steps += [s for _, taken in seeds[1:] for s in taken if s.rule in assuming and s not in steps]
+    grown = [r.name for r, n in zip(rules.rules, used, strict=True) if r.assumes and n]
+    return steps + [Step(step.graph, name, "in the e-graph", 0.0) for name in grown]
