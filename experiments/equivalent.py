@@ -63,17 +63,20 @@ def load(path: str, values: flags.FlagValues) -> Program:
 
 def differences(one: Program, other: Program) -> list[float]:
     """Return for each result the largest difference on random inputs, as a share of the largest
-    value.
+    finite value; infinite where only one of them is NaN or infinite.
     """
     inputs = concrete(one, one.in_avals)
     ours, theirs = (
         [np.asarray(x, np.float64) for x in jax.tree.leaves(jax.jit(p)(*inputs))]
         for p in (one, other)
     )
-    return [
-        float(np.max(np.abs(a - b), initial=0.0) / max(np.max(np.abs(a), initial=0.0), 1e-30))
-        for a, b in zip(ours, theirs, strict=True)
-    ]
+    found = []
+    for a, b in zip(ours, theirs, strict=True):
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        size = float(np.max(np.abs(a), where=np.isfinite(a), initial=0.0)) or 1.0
+        apart = np.abs(np.subtract(a, b, where=~same, out=np.zeros_like(a)))
+        found.append(float(np.max(np.where(np.isnan(apart), np.inf, apart), initial=0.0)) / size)
+    return found
 
 
 def report(found: Equivalence, differ: Sequence[float]) -> list[str]:
