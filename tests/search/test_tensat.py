@@ -1,0 +1,79 @@
+"""Searches on e-graphs: merges, and what results may rest on."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+
+from tests.search.fakes import FakeOracle
+from xrl_jax.cost.regions import Region
+from xrl_jax.egraph.tensor_saturation import tensor_rules
+from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph.graph import nodes_of
+from xrl_jax.language.rule_files import standard_rules
+from xrl_jax.language.table import CompiledRules, compile_rules
+from xrl_jax.measure.timing import Timing
+from xrl_jax.program.program import Program
+from xrl_jax.search.base import Budget, Problem, SearchResult, Step, Strategy
+from xrl_jax.search.eqsat_mcts import EqsatMCTS
+from xrl_jax.search.tensat import Tensat, steps_to
+
+X, *W = (jax.random.normal(jax.random.key(i), (8, 8)) for i in range(4))
+NAMES = ("merge-dots-by-left", "slice-of-slice", "slice-of-concat-left", "slice-of-concat-right")
+ENOUGH = Budget(seconds=600.0)
+
+
+@cache
+def rules() -> CompiledRules:
+    return compile_rules([r for r in standard_rules() if r.name in NAMES])
+
+
+@cache
+def program() -> Program:
+    """Three products of one array."""
+
+    def three(x: jax.Array, *w: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(x @ v for v in w)
+
+    return from_jax(three, X, *W, weights=(1, 2, 3))
+
+
+def price(region: Region) -> Timing:
+    """Every product takes a millisecond, however large it is."""
+    seconds = 1e-3 if region.node.op == "dot" else 1e-5
+    return Timing(seconds, seconds, seconds, repeats=9)
+
+
+def run(search: Strategy) -> SearchResult:
+    return search(Problem(program(), rules(), FakeOracle(price)), ENOUGH, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        Tensat(greedy_share=0.0, own_start=True),
+        EqsatMCTS(greedy_share=0.0, own_start=True, simulations=8, rounds=1),
+    ],
+    ids=["tensat", "eqsat-mcts"],
+)
+def test_all_products_of_an_array_become_one(search):
+    best = run(search).best[0].program
+    assert [n.op for n in nodes_of(best.graph)[0]].count("dot") == 1
+    for result, w in zip(best(X, *W), W, strict=True):
+        np.testing.assert_allclose(result, X @ w, rtol=1e-4, atol=1e-5)
+
+
+def test_steps_name_the_rules_that_assume_something():
+    """A result may rest on any rule that an e-graph was grown by."""
+    table = tensor_rules([r for r in standard_rules(("finite",)) if r.assumes or r.name in NAMES])
+    assuming = [i for i, r in enumerate(table.rules) if r.assumes]
+    used = np.zeros(len(table.rules), bool)
+    used[[assuming[0], *(i for i, r in enumerate(table.rules) if r.name in NAMES)]] = True
+    name = table.rules[assuming[1]].name
+    seeds = [Step(0, "first", "", 1.0)], [Step(0, name, "%3", 1.0), Step(0, "other", "", 1.0)]
+    given = [(None, list(steps)) for steps in seeds]
+    found = steps_to(given, table, used, Step(0, "saturation", "", 0.0))  # type: ignore[arg-type]
+    assert [s.rule for s in found] == ["first", "saturation", name, table.rules[assuming[0]].name]
