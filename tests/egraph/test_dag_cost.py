@@ -113,3 +113,9 @@ def test_a_choice_with_a_cycle_costs_infinitely_much():
     assert float(total_now(graph, costs, node)) == 2.0
     looped = graph._replace(args=graph.args.at[2, 0].set(2))
     assert float(total_now(looped, costs, node)) == np.inf
+
+
+def test_a_class_that_cannot_be_built_has_no_enode():
+    graph = egraph_of([from_jax(jnp.tanh, X).graph], BUCKET)
+    looped = graph._replace(args=graph.args.at[2, 0].set(2))
+    assert np.asarray(cheapest_now(looped, jnp.ones(BUCKET)).node)[1:3].tolist() == [1, 0]

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import xrl_jax
+from xrl_jax.egraph import equivalence
 from xrl_jax.egraph.equivalence import Equivalence
 from xrl_jax.egraph.limits import Stop
 from xrl_jax.egraph.proof import check, shortened
+from xrl_jax.graph.bindings import Equation
 
 RNG = np.random.default_rng(0)
 X = jnp.ones((4, 8))
@@ -69,6 +71,32 @@ def test_a_scale_that_was_folded_into_a_weight_is_equal_by_value():
     assert len(found.proof.rewrites) <= 3
     off = folded.at[0, 0].multiply(1.001)
     assert not compared(lambda x: (x @ V) * scale, lambda x: x @ off, X)
+
+
+def test_an_outlier_does_not_hide_other_differences():
+    """Two weights with an element of 1e8; another element differs by a factor of two."""
+    large = V.at[0, 0].set(1e8)
+    scale = jnp.full(8, 0.7)
+    same, off = large * scale, (large * scale).at[3, 3].multiply(2.0)
+    assert compared(lambda x: (x @ large) * scale, lambda x: x @ same, X)
+    assert not compared(lambda x: (x @ large) * scale, lambda x: x @ off, X)
+
+
+def test_infinities_of_a_mask_are_compared_as_they_are():
+    mask = jnp.where(V > 0, 0.0, -jnp.inf)
+    same, off = (jnp.asarray(np.asarray(m).T.copy()) for m in (mask, mask.at[2, 5].set(-7.0)))
+    y = jnp.ones((8, 8))
+    assert compared(lambda x: x + mask, lambda x: x + same.T, y)
+    assert not compared(lambda x: x + mask, lambda x: x + off.T, y)
+
+
+def test_arrays_that_functions_of_equations_close_over_distinguish_them():
+    """Their texts are the same."""
+    inside = [jax.make_jaxpr(lambda x, c=c: x + c)(X) for c in (V[:4], W[:4], V[:4])]
+    equations = [Equation(jax.lax.sin_p, {"jaxpr": j}, 1, ()) for j in inside]
+    one, other, again = (equivalence._key(e, ()) for e in equations)
+    assert str(inside[0]) == str(inside[1])
+    assert one == again != other
 
 
 def test_products_that_were_merged_by_hand():

@@ -47,8 +47,9 @@ def price(region: Region) -> Timing:
     return Timing(seconds, seconds, seconds, repeats=9)
 
 
-def run(search: Strategy) -> SearchResult:
-    return search(Problem(program(), rules(), FakeOracle(price)), ENOUGH, jax.random.key(0))
+def run(search: Strategy, of: Program | None = None) -> SearchResult:
+    problem = Problem(of or program(), rules(), FakeOracle(price))
+    return search(problem, ENOUGH, jax.random.key(0))
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,11 @@ def test_all_products_of_an_array_become_one(search):
     assert [n.op for n in nodes_of(best.graph)[0]].count("dot") == 1
     for result, w in zip(best(X, *W), W, strict=True):
         np.testing.assert_allclose(result, X @ w, rtol=1e-4, atol=1e-5)
+
+
+def test_a_program_that_costs_nothing_is_searched():
+    views = from_jax(lambda x: x.reshape(4, 16), X)
+    assert run(EqsatMCTS(simulations=4, rounds=1), views).best[-1].seconds == 0.0
 
 
 def test_steps_name_the_rules_that_assume_something():

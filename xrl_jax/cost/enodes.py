@@ -10,7 +10,7 @@ Letters: N slots of the e-graph, A arguments, L lowerings that are tried.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,9 @@ from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.view import CostView
 from xrl_jax.egraph.arrays import HOLE, EGraph
 from xrl_jax.egraph.dag_cost import cheapest_shared
-from xrl_jax.egraph.tensor_graph import features_of
-from xrl_jax.graph.graph import Globals, Nodes, TensorGraph
-from xrl_jax.graph.view import NodeView
+from xrl_jax.egraph.tensor_graph import as_tensor_graph, features_of
+from xrl_jax.graph.graph import Nodes
+from xrl_jax.graph.view import NodeView, views_at
 from xrl_jax.language.rule import Rule
 from xrl_jax.lower.table import CHOICES, fits, number_of
 from xrl_jax.runtime.engine_jit import engine_jit
@@ -46,20 +46,7 @@ def allowed_lowerings(rules: Sequence[Rule]) -> jax.Array:
 
 def fitting(graph: EGraph, allowed: jax.Array) -> jax.Array:
     """Return which of the allowed lowerings are right for each e-node, [N, len(CHOICES)] bool."""
-    f, args = features_of(graph), graph.args
-    there = args > 0
-    view = NodeView(
-        f.op,
-        f.attrs,
-        f.lowering,
-        f.shape,
-        f.rank,
-        f.dtype,
-        jnp.where(there[..., None], f.shape[args], 1),
-        jnp.where(there, f.rank[args], 0),
-        jnp.where(there, f.dtype[args], 0),
-    )
-    return jax.vmap(fits)(view) & allowed
+    return jax.vmap(fits)(_views(graph, features_of(graph))) & allowed
 
 
 def enode_costs(
@@ -76,19 +63,12 @@ def enode_costs(
     f, args = features_of(graph), graph.args
     origins = _origins(costs.sharing, graph, f, choice, n_outputs)
     there = args > 0
+    own = _views(graph, f)
     view = CostView(
-        f.op,
-        f.attrs,
-        f.lowering,
-        f.shape,
-        f.rank,
-        f.dtype,
-        f.weight_only,
-        jnp.where(there[..., None], f.shape[args], 1),
-        jnp.where(there, f.rank[args], 0),
-        jnp.where(there, f.dtype[args], 0),
-        there & f.weight_only[args],
-        jnp.where(there, origins[graph.parent[args]], fusion.MEMORY),
+        **own._asdict(),
+        weight_only=f.weight_only,
+        arg_weight_only=there & f.weight_only[args],
+        arg_origins=jnp.where(there, origins[graph.parent[args]], fusion.MEMORY),
     )
     live = graph.op != HOLE
     numbers = jnp.asarray([i for _, i in CHOICES], jnp.int32)
@@ -135,6 +115,11 @@ enode_costs_now = engine_jit(enode_costs)
 least_cost_now = engine_jit(least_cost)
 
 
+def _views(graph: EGraph, f: Nodes) -> NodeView:
+    """Return the views [N] of all e-nodes, in their plain lowerings."""
+    return views_at(as_tensor_graph(f, graph.args), jnp.arange(graph.bucket))
+
+
 def _origins(
     of: fusion.Sharing, graph: EGraph, f: Nodes, choice: Choice, n_outputs: jax.Array
 ) -> jax.Array:
@@ -144,15 +129,5 @@ def _origins(
     nodes = nodes._replace(op=jnp.where(chosen > 0, nodes.op, HOLE))
     is_output = jnp.arange(len(graph.roots)) < n_outputs
     outputs = jnp.where(is_output, graph.roots, -1)
-    nothing: Any = None
     args = jnp.where(chosen[:, None] > 0, graph.args[chosen], HOLE)
-    picture = TensorGraph(
-        nodes,
-        edges=nothing,
-        receivers=nothing,
-        senders=args.reshape(-1),
-        globals=Globals(outputs, nothing),
-        n_node=nothing,
-        n_edge=nothing,
-    )
-    return fusion.origins(of, picture)
+    return fusion.origins(of, as_tensor_graph(nodes, args, outputs))

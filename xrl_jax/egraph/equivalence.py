@@ -7,7 +7,7 @@ proven equal may differ in rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -114,6 +114,7 @@ def equivalent(
     n_outputs = both.n_outputs
     clock = Stopwatch(seconds)
     graph = start = egraph_of([both.graph])
+    nothing = table.variants(lambda r: False)
     history: tuple[Before, ...] = ()
     done: list[Iteration] = []
     while True:
@@ -132,7 +133,7 @@ def equivalent(
         pairs = () if over else tuple(equal_constants(found.graph, both.arrays))
         if not pairs or len(done) >= iterations:
             break
-        history += (Before(found.graph, np.zeros_like(history[-1].active), pairs),)
+        history += (Before(found.graph, nothing, pairs),)
         graph = with_equal(found.graph, pairs)
     found = replace(found, iterations=tuple(done), history=history)
     outputs = _equal(found.graph, n_outputs)
@@ -143,7 +144,7 @@ def _proof(table: TensorRules, egraph: EGraph, done: Saturation, outputs: Sequen
     """Return the proof for the results that are equal."""
     roots = np.asarray(egraph.roots).tolist()
     pairs = zip(roots, roots[len(outputs) :], outputs, strict=False)
-    last = Before(done.graph, np.zeros_like(done.history[-1].active))
+    last = Before(done.graph, table.variants(lambda r: False))
     return prove(table, (*done.history, last), [(a, b) for a, b, equal in pairs if equal])
 
 
@@ -236,7 +237,24 @@ def _keys(host: HostProgram) -> list[tuple]:
 def _key(binding: Binding, bodies: Sequence[str]) -> tuple:
     if isinstance(binding, Call):
         called = tuple(bodies[b] for b in binding.bodies)
-        params = None if binding.equation is None else tuple(digest(binding.equation).tolist())
-        return ("call", binding.kind, called, params)
+        equation = None if binding.equation is None else _key(binding.equation, bodies)
+        return ("call", binding.kind, called, equation)
     kind = {Input: "input", Array: "array", Equation: "equation"}[type(binding)]
-    return (kind, *digest(binding).tolist())
+    # The text of an equation does not show the arrays that its functions close over.
+    inside = _closed_over(binding.params) if isinstance(binding, Equation) else ()
+    return (kind, *digest(binding).tolist(), *(tuple(digest(Array(x)).tolist()) for x in inside))
+
+
+def _closed_over(value: Any) -> Iterator[Any]:
+    """Yield the arrays in the jaxprs among the parameters of an equation."""
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _closed_over(each)
+    elif hasattr(value, "eqns"):
+        yield from getattr(value, "consts", ())
+        for equation in value.eqns:
+            yield from _closed_over(equation.params)
+    elif isinstance(value, jax.Array | np.ndarray):
+        yield value

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from xrl_jax.egraph import arrays
 from xrl_jax.egraph.arrays import HOLE, EGraph
+from xrl_jax.egraph.tree_cost import cheapest
 
 _STEPS = 16  # most switches that are tried
 _FAILURES = 3  # in a row
@@ -126,8 +127,7 @@ def _best_switch(
     """
     n, n_args = graph.bucket, graph.args.shape[1]
     needed = needed_by(graph, state.node)
-    nothing = jnp.zeros(n, bool)
-    extra, _ = _extra(graph, costs, needed, nothing)
+    extra = cheapest(graph, costs, needed).cost  # beside what is needed anyway
     chosen = graph.args[state.node]
     reads = jnp.where(needed[:, None], chosen, HOLE)
     readers = jnp.zeros(n, jnp.int32).at[reads].add(1).at[graph.roots].add(1)
@@ -164,8 +164,9 @@ def _best_switch(
     switched = slot < n
     # What y is made of must not be made of what switches.
     above = _above(graph, state.node, switched)
-    _, cheapest = _extra(graph, costs, needed & ~above, above)
-    trial = jnp.where(needed, state.node, cheapest)
+    unread = jnp.where(above[graph.parent], jnp.inf, costs)
+    made_of = cheapest(graph, unread, needed & ~above).node
+    trial = jnp.where(needed, state.node, made_of)
     return y, sums[y], jnp.where(switched, slot, trial)
 
 
@@ -180,30 +181,3 @@ def _above(graph: EGraph, node: jax.Array, classes: jax.Array) -> jax.Array:
 
     start = classes.at[HOLE].set(False), jnp.bool_(True)
     return jax.lax.while_loop(lambda c: c[1], more, start)[0]
-
-
-def _extra(
-    graph: EGraph, costs: jax.Array, needed: jax.Array, without: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Return what each class costs [N] beside what is needed anyway, and its e-node for that.
-
-    Args:
-      without: [N] bool, classes that must not be read.
-    """
-    n = graph.bucket
-    costs = jnp.where(without[graph.parent], jnp.inf, costs)
-
-    def of_nodes(extra: jax.Array) -> jax.Array:
-        return costs + jnp.sum(jnp.where(graph.args > 0, extra[graph.args], 0.0), axis=1)
-
-    def better(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        extra, _ = carry
-        new = extra.at[graph.parent].min(of_nodes(extra))
-        return new, jnp.any(new < extra)
-
-    start = jnp.where(needed, 0.0, jnp.inf), jnp.bool_(True)
-    extra, _ = jax.lax.while_loop(lambda c: c[1], better, start)
-    is_best = jnp.isfinite(costs) & (of_nodes(extra) <= extra[graph.parent])
-    place = jnp.where(is_best, graph.parent, n)
-    node = jnp.full(n, n, jnp.int32).at[place].min(jnp.arange(n, dtype=jnp.int32), mode="drop")
-    return extra, jnp.where(node < n, node, HOLE)

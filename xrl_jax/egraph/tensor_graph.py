@@ -8,6 +8,7 @@ what its cheapest lowering costs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,16 @@ import numpy as np
 from xrl_jax.egraph import arrays
 from xrl_jax.egraph.arrays import HOLE, EGraph
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import GraphError, Node, Nodes, TensorGraph, args_of, build, node_at
+from xrl_jax.graph.graph import (
+    Globals,
+    GraphError,
+    Node,
+    Nodes,
+    TensorGraph,
+    args_of,
+    build,
+    node_at,
+)
 from xrl_jax.graph.hash import dot_words
 from xrl_jax.runtime.engine_jit import engine_jit
 
@@ -55,6 +65,15 @@ def features_of(graph: EGraph) -> Nodes:
         fixed[graph.parent],
         jnp.zeros(graph.bucket, jnp.float32),
     )
+
+
+def as_tensor_graph(nodes: Nodes, args: jax.Array, outputs: jax.Array | None = None) -> TensorGraph:
+    """Return e-nodes as the nodes of a tensor graph, for functions that look at nodes with their
+    arguments; it has neither an order nor edges.
+    """
+    nothing: Any = None
+    given = nothing if outputs is None else Globals(outputs, nothing)
+    return TensorGraph(nodes, nothing, nothing, args.reshape(-1), given, nothing, nothing)
 
 
 def egraph_of(graphs: Sequence[TensorGraph], bucket: int | None = None) -> EGraph:

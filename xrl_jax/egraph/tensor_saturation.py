@@ -45,8 +45,11 @@ class TensorRules(NamedTuple):
 
     def variants(self, wanted: Callable[[Rule], bool]) -> np.ndarray:
         """Return [V] bool, the variants of wanted rules."""
-        flags = np.array([*map(wanted, self.rules), False], bool)  # the last for unused ones
-        return flags[self.rule_of]
+        return self.of(np.array([wanted(r) for r in self.rules], bool))
+
+    def of(self, rules: np.ndarray) -> np.ndarray:
+        """Return [V] bool, the variants of these rules [rules] bool."""
+        return np.append(rules, False)[self.rule_of]  # the last for unused ones
 
 
 def tensor_rules(rules: Sequence[Rule]) -> TensorRules:

@@ -10,7 +10,7 @@ arguments; N slots.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,16 @@ from xrl_jax.egraph.apply import Applying, NewENodes, apply_at, applying, differ
 from xrl_jax.egraph.arrays import EGraph
 from xrl_jax.egraph.match import Matching, begin, take
 from xrl_jax.egraph.patterns import NO_VALUE, Patterns
-from xrl_jax.egraph.tensor_graph import COMMUTATIVE, data_of, features_of, notes_of
+from xrl_jax.egraph.tensor_graph import (
+    COMMUTATIVE,
+    as_tensor_graph,
+    data_of,
+    features_of,
+    notes_of,
+)
 from xrl_jax.engine.instantiate import BindingBatch, evaluate_on
 from xrl_jax.graph import ops
-from xrl_jax.graph.graph import Nodes, TensorGraph
+from xrl_jax.graph.graph import Nodes
 from xrl_jax.language.table import P, RuleTable
 from xrl_jax.runtime.engine_jit import engine_jit
 
@@ -322,8 +328,7 @@ def _created(_: None, batch: BindingBatch) -> tuple[jax.Array, NewENodes]:
 
 def _evaluated(frozen: _Frozen, rows: _Rows) -> tuple[jax.Array, NewENodes]:
     """Return where conditions hold [C], and the e-nodes that variants create."""
-    nothing: Any = None
-    seen = TensorGraph(frozen.features, *[nothing] * 6)
+    seen = as_tensor_graph(frozen.features, frozen.graph.args)
     variant = jnp.where(rows.ok, rows.variant, -1)
     return jax.vmap(evaluate_on, in_axes=(None, None, 0, 0, None))(
         _created, frozen.rules, variant, rows.bound, seen

@@ -22,15 +22,17 @@ class Choice(NamedTuple):
     """The cheapest e-node of each class, in the slots of the classes' names."""
 
     cost: jax.Array  # [N] float32, of the cheapest expression; infinite where there is no class
-    node: jax.Array  # [N] int32, its e-node; the first of equally cheap ones
+    node: jax.Array  # [N] int32, its e-node, the first of equally cheap ones; a hole for none
 
 
-def cheapest(graph: EGraph, costs: jax.Array) -> Choice:
+def cheapest(graph: EGraph, costs: jax.Array, paid: jax.Array | None = None) -> Choice:
     """Return the cheapest expressions of all classes.
 
     Args:
       graph: rebuilt.
-      costs: [N] float32, positive, of each e-node without its arguments.
+      costs: [N] float32, positive, of each e-node without its arguments; infinite for those that
+        must not be chosen.
+      paid: [N] bool, classes that cost nothing; none by default.
     """
     n = graph.bucket
     own = jnp.where(graph.op != HOLE, costs, jnp.inf)
@@ -43,9 +45,11 @@ def cheapest(graph: EGraph, costs: jax.Array) -> Choice:
         new = best.at[graph.parent].min(of_nodes(best))
         return new, jnp.any(new < best)
 
-    start = jnp.full(n, jnp.inf, jnp.float32), jnp.bool_(True)
+    unpaid = jnp.full(n, jnp.inf, jnp.float32)
+    start = unpaid if paid is None else jnp.where(paid, 0.0, unpaid), jnp.bool_(True)
     best, _ = jax.lax.while_loop(lambda c: c[1], better, start)
-    chosen = of_nodes(best) <= best[graph.parent]
+    value = of_nodes(best)
+    chosen = jnp.isfinite(value) & (value <= best[graph.parent])
     place = jnp.where(chosen & (graph.op != HOLE), graph.parent, n)
     node = jnp.full(n, n, jnp.int32).at[place].min(jnp.arange(n, dtype=jnp.int32), mode="drop")
     return Choice(best, jnp.where(node < n, node, HOLE))

@@ -7,6 +7,7 @@ array equals what it was computed from; its value does, up to rounding.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,10 +20,12 @@ from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Nodes, node_at
 from xrl_jax.lower.table import lower
 
-TOLERANCE = 4e-6  # of the largest element: a few roundings of float32
+TOLERANCE = 4e-6  # a few roundings of float32, of the terms that an element is the sum of
 _MOST_BYTES = 2**30  # of arrays that are kept while others are computed
 _PROBES = 4
 _LEAVES = ("array", "const", "iota")
+_SUMS = ("add", "sub")
+_LINEAR = ("mul", "dot", "conv", "reshape", "transpose", "broadcast", "slice", "concat", "rev")
 
 
 def equal_constants(graph: EGraph, arrays: Mapping[int, Any]) -> list[tuple[int, int]]:
@@ -42,7 +45,7 @@ def equal_constants(graph: EGraph, arrays: Mapping[int, Any]) -> list[tuple[int,
         for c in group if len(group) > 1 else ():
             probe = _probe(constants.value(c))
             same = (d for d, other in seen if np.all(np.abs(probe - other) <= 0.01))
-            equal = next((d for d in same if _close(constants.value(c), constants.value(d))), None)
+            equal = next((d for d in same if constants.close(c, d)), None)
             if equal is None:
                 seen.append((c, probe))
             else:
@@ -101,18 +104,33 @@ class _Constants:
             self._bytes += value.nbytes
         return self._kept[c]
 
+    def close(self, c: int, d: int) -> bool:
+        """Return whether the values of two classes are equal up to rounding, element by element."""
+        a, b = (np.asarray(self.value(x), np.float64) for x in (c, d))
+        terms = (np.asarray(self._terms(x), np.float64) for x in (c, d))
+        with np.errstate(invalid="ignore"):
+            return bool(np.all((a == b) | (np.abs(a - b) <= TOLERANCE * np.fmax(*terms))))
+
+    def _terms(self, c: int) -> jax.Array:
+        """Return the sum of the absolute terms that each element is computed from, which bounds its
+        rounding errors where terms cancel; finite.
+        """
+        slot = self.chosen[c]
+        node = node_at(self.features, slot, ())
+        if node.op in _SUMS:
+            found = lower(replace(node, op="add"), *map(self._terms, self.args[slot]))
+        elif node.op in _LINEAR:
+            found = lower(node, *map(self._terms, self.args[slot]))
+        else:
+            found = jnp.abs(self.value(c))
+        return jnp.where(jnp.isfinite(found), found, 0.0)
+
 
 def _probe(value: jax.Array) -> np.ndarray:
     """Return a few numbers that are nearly equal for nearly equal arrays of one shape."""
     host = np.asarray(value, np.float64).reshape(-1)
+    host = np.where(np.isfinite(host), host, 0.0)
     size = float(np.max(np.abs(host), initial=0.0)) or 1.0
     rng = np.random.default_rng(host.size)
     weights = rng.choice([-1.0, 1.0], size=(_PROBES, host.size)) / np.sqrt(max(host.size, 1))
-    with np.errstate(invalid="ignore"):
-        return np.array([*(weights @ (host / size)), np.log(size)])
-
-
-def _close(a: jax.Array, b: jax.Array) -> bool:
-    one, other = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    size = float(np.max(np.abs(one), initial=0.0))
-    return bool(np.all(np.abs(one - other) <= TOLERANCE * size))
+    return np.array([*(weights @ (host / size)), np.log(size)])

@@ -26,8 +26,8 @@ from xrl_jax.search.extracting import Extraction, compile_for_egraphs
 from xrl_jax.search.run import Reached, Turn
 from xrl_jax.search.saturating import Saturating
 from xrl_jax.search.states import in_one_bucket
-from xrl_jax.search.tensat import greedily, in_one_egraph, steps_to, with_merged
-from xrl_jax.search.walk import Phase, Walk
+from xrl_jax.search.tensat import after_descents, in_one_egraph, steps_to, with_merged
+from xrl_jax.search.walk import Walk
 
 STEP = "mcts-over-e-graphs"
 
@@ -68,11 +68,7 @@ class EqsatMCTS:
             least_cost_now(problem.oracle.costs, egraph_of([graph], bucket), allowed, jnp.int32(1))
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
-        def descend(turn: Turn) -> list[Reached]:
-            return greedily(self.descent, turn)
-
-        descents = (Phase(descend, self.greedy_share),) if self.greedy_share else ()
-        phases = (*descents, Phase(self._searched))
+        phases = after_descents(self.descent, self.greedy_share, self._searched)
         return self.walk(problem, budget, key, phases, from_starting_points=not self.own_start)
 
     def _searched(self, turn: Turn) -> list[Reached]:

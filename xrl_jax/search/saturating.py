@@ -22,6 +22,7 @@ from xrl_jax.language.rule import Rule
 from xrl_jax.runtime.engine_jit import engine_jit
 
 _MOST_ACTIONS = 10  # of a rollout
+_LEAST_SECONDS = 1e-12  # costs are positive, also of a graph of views only
 
 
 class Action(NamedTuple):
@@ -81,11 +82,11 @@ class Saturating:
         self.known: dict[tuple[int, ...], float] = {}  # costs, by hash of the e-graph
 
     def cost(self, graph: EGraph) -> float:
-        """Return the least cost of an e-graph in seconds."""
+        """Return the least cost of an e-graph in seconds; positive."""
         key = tuple(np.asarray(_hash(graph)).tolist())
         if key not in self.known:
             found = least_cost_now(self.costs, graph, self.allowed, self.n_outputs)
-            self.known[key] = float(found.seconds)
+            self.known[key] = max(float(found.seconds), _LEAST_SECONDS)
         return self.known[key]
 
     def weights(self, state: EGraph) -> np.ndarray:
@@ -126,8 +127,7 @@ class Saturating:
         return Simulated(child, cost, ended, graph, final, used)
 
     def _applied(self, graph: EGraph, action: int) -> TensorStep:
-        wanted = np.append(self.actions[action].rules, False)  # the last for unused variants
-        step = self._step(graph, wanted[self.rules.rule_of])
+        step = self._step(graph, self.rules.of(self.actions[action].rules))
         with self._lock:
             self.used |= np.array(by_rule(self.rules, step)) > 0
         return step

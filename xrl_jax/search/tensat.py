@@ -28,7 +28,7 @@ from xrl_jax.search.extracting import Extraction, compile_for_egraphs
 from xrl_jax.search.moves import chooses_lowering
 from xrl_jax.search.run import Reached, Turn
 from xrl_jax.search.starting_points import run_macro, siblings_merged
-from xrl_jax.search.walk import Phase, Walk
+from xrl_jax.search.walk import GraphSearch, Phase, Walk
 
 STEP = "equality-saturation"
 
@@ -67,11 +67,7 @@ class Tensat:
                 compile_for_egraphs(problem, bucket)
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
-        def descend(turn: Turn) -> list[Reached]:
-            return greedily(self.descent, turn)
-
-        descents = (Phase(descend, self.greedy_share),) if self.greedy_share else ()
-        phases = (*descents, Phase(self._saturated))
+        phases = after_descents(self.descent, self.greedy_share, self._saturated)
         return self.walk(problem, budget, key, phases, from_starting_points=not self.own_start)
 
     def _saturated(self, turn: Turn) -> list[Reached]:
@@ -100,14 +96,21 @@ class Tensat:
         return [best, *found]
 
 
-def greedily(descent: Descent, turn: Turn) -> list[Reached]:
-    """Return what two descents find, with lowerings only and then with every rule, and the states
-    of the turn.
+def after_descents(descent: Descent, share: float, search: GraphSearch) -> tuple[Phase, ...]:
+    """Return the phases of a search that begins with what two descents find, with lowerings only
+    and then with every rule.
+
+    Args:
+      share: of the time for the descents; 0 for none.
     """
-    lowered = descent(
-        turn._replace(clock=turn.clock.part(0.5)), only=chooses_lowering, phase="lowerings"
-    )
-    return [descent(turn._replace(reached=[lowered]), phase="greedy"), lowered, *turn.reached]
+
+    def greedily(turn: Turn) -> list[Reached]:
+        lowered = descent(
+            turn._replace(clock=turn.clock.part(0.5)), only=chooses_lowering, phase="lowerings"
+        )
+        return [descent(turn._replace(reached=[lowered]), phase="greedy"), lowered, *turn.reached]
+
+    return (*([Phase(greedily, share)] if share else []), Phase(search))
 
 
 def with_merged(turn: Turn) -> list[Reached]:

@@ -53,7 +53,7 @@ def extract(
       programs: whether mixed-integer programs are solved after the local search.
       tell: called with each better choice.
     """
-    full = _greedy(instance, start)
+    full = first = _greedy(instance, start)
     best = valued(instance, full)
     greedy, proven, interrupted = best.cost, False, False
 
@@ -84,6 +84,8 @@ def extract(
                 full, proven = as_a_whole(full, left)
     except KeyboardInterrupt:
         proven, interrupted = False, True
+    # A program leaves open which e-nodes classes have that its solution does not need.
+    full = np.where(best.node >= 0, best.node, first)
     return Extracted(best, full, greedy, proven, interrupted)
 
 
