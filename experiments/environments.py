@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from experiments import models, targets
 from experiments.targets import ConfigError
 from xrl_jax.cost import calibration, roofline
+from xrl_jax.cost.rates import first_rates
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import with_room_for_outputs
@@ -90,7 +91,7 @@ def params_of(
     """
     if costs is None:
         prior = calibration.priors(target_platform())
-        rates = calibration.calibrate([], roofline.first_rates(target_platform()), prior)
+        rates = calibration.calibrate([], first_rates(target_platform()), prior)
         costs = roofline.cost_table({}, rates)
     bucket = max(united_bucket(p) for p in programs)
     starts = [env.start_of(p, rules, costs, bucket=bucket) for p in programs]

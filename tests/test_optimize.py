@@ -31,6 +31,7 @@ from xrl_jax.accept.last_timing import OPTIMISED
 from xrl_jax.cost import calibration, roofline
 from xrl_jax.cost.config import CostConfig
 from xrl_jax.cost.model import Oracle
+from xrl_jax.cost.rates import Rates
 from xrl_jax.language.rule_parser import parse_rules
 from xrl_jax.libraries.onednn import calls as onednn
 from xrl_jax.libraries.onednn.c_api import library
@@ -159,7 +160,7 @@ class Killed(Worker):
             killer.cancel()
 
 
-PROMISING = roofline.Rates(
+PROMISING = Rates(
     flop_rate=dict.fromkeys(roofline.CLASSES, 1e18),
     bandwidth=dict.fromkeys(roofline.CLASSES, 1e18),
     overhead=dict.fromkeys(roofline.CLASSES, 0.0),

@@ -18,7 +18,8 @@ from xrl_jax.cost.calibration import (
     varied,
 )
 from xrl_jax.cost.config import CostConfig
-from xrl_jax.cost.roofline import CORRECTED, DEFAULT_RATES, cost_table, first_rates
+from xrl_jax.cost.rates import DEFAULT_RATES, first_rates
+from xrl_jax.cost.roofline import CORRECTED, cost_table
 from xrl_jax.graph import ops
 from xrl_jax.lower.table import number_of
 

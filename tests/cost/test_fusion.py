@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from xrl_jax.cost import fusion, roofline
+from xrl_jax.cost.rates import DEFAULT_RATES
 from xrl_jax.cost.view import CORRECTED
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Node, TensorGraph, build, pack_attrs
@@ -247,10 +248,8 @@ def test_operators_in_a_partition_have_separate_corrections(partitions: None) ->
     """A product by the library and its negative have them, a product by XLA and its negative do
     not.
     """
-    scale = {**roofline.DEFAULT_RATES.scale, "partition": 2.0, "partition dot": 3.0}
-    doubled = roofline.cost_table(
-        {}, replace(roofline.DEFAULT_RATES, scale=scale), sharing=TABLE.sharing
-    )
+    scale = {**DEFAULT_RATES.scale, "partition": 2.0, "partition dot": 3.0}
+    doubled = roofline.cost_table({}, replace(DEFAULT_RATES, scale=scale), sharing=TABLE.sharing)
     ours = [X, W, replace(DOT, lowering=absorbing()), node("neg", 2)]
     *_, product, negative = costs(ours)
     *_, thrice_the_product, twice_the_negative = costs(ours, doubled)
@@ -262,10 +261,8 @@ def test_operators_in_a_partition_have_separate_corrections(partitions: None) ->
 
 def test_entering_and_leaving_a_partition_has_a_separate_correction(partitions: None) -> None:
     """The graph has a product by the library and XLA's product of it."""
-    scale = {**roofline.DEFAULT_RATES.scale, "crossing": 3.0}
-    dearer = roofline.cost_table(
-        {}, replace(roofline.DEFAULT_RATES, scale=scale), sharing=TABLE.sharing
-    )
+    scale = {**DEFAULT_RATES.scale, "crossing": 3.0}
+    dearer = roofline.cost_table({}, replace(DEFAULT_RATES, scale=scale), sharing=TABLE.sharing)
     nodes = [X, W, replace(DOT, lowering=absorbing()), Node("dot", (2, 1), SUMMED, shape=(8, 8))]
     once, thrice = np.array(costs(nodes)), np.array(costs(nodes, dearer))
     both = [2 * COSTS.enter, 2 * COSTS.leave]

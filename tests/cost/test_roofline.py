@@ -12,7 +12,7 @@ import pytest
 
 from xrl_jax.cost import roofline
 from xrl_jax.cost.config import CostConfig
-from xrl_jax.cost.roofline import Rates
+from xrl_jax.cost.rates import DEFAULT_RATES, Rates, first_rates
 from xrl_jax.cost.view import (
     CLASSES,
     CORRECTED,
@@ -156,8 +156,8 @@ def test_a_scalar_is_read_for_nothing():
 
 
 def test_rates_start_from_those_of_the_platform():
-    assert roofline.first_rates("cpu") is roofline.DEFAULT_RATES
-    assert roofline.first_rates("gpu").bandwidth["conv"] > 1e12
+    assert first_rates("cpu") is DEFAULT_RATES
+    assert first_rates("gpu").bandwidth["conv"] > 1e12
 
 
 def test_a_slice_reads_no_more_than_it_writes():

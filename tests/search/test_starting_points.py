@@ -16,7 +16,8 @@ from jax import lax
 
 from tests.transform.test_layout import traced as with_a_body
 from xrl_jax.cost.fusion import sharing
-from xrl_jax.cost.roofline import DEFAULT_RATES, cost_table
+from xrl_jax.cost.rates import DEFAULT_RATES
+from xrl_jax.cost.roofline import cost_table
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.graph.ops import OPS

@@ -15,7 +15,8 @@ import numpy as np
 from scipy.optimize import nnls
 
 from xrl_jax.cost.config import DEFAULT, CostConfig
-from xrl_jax.cost.roofline import DEFAULT_RATES, CostTable, Rates
+from xrl_jax.cost.rates import DEFAULT_RATES, Rates
+from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.view import CLASSES, CORRECTED, KINDS, in_other_layout
 from xrl_jax.graph import ops
 from xrl_jax.libraries.registry import libraries

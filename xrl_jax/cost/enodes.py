@@ -4,7 +4,7 @@ The cost of a node depends on where its arguments come from (`fusion`), which an
 open. So costs are those under a choice of one e-node for each class: an e-node's arguments have the
 origins that the choice gives their classes. A better choice then has costs of its own.
 
-Letters: N slots of the e-graph, A arguments, L lowerings that are tried.
+Letters: N slots of the e-graph, A arguments, L lowerings.
 """
 
 from __future__ import annotations
@@ -14,20 +14,36 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xrl_jax.cost import fusion
-from xrl_jax.cost.roofline import CostTable
+from xrl_jax.cost.roofline import CostTable, Work, computed_where
 from xrl_jax.cost.view import CostView
 from xrl_jax.egraph.arrays import HOLE, EGraph
-from xrl_jax.egraph.dag_cost import cheapest_shared
+from xrl_jax.egraph.dag_cost import cheapest_shared, discounted, structure_of
 from xrl_jax.egraph.tensor_graph import as_tensor_graph, features_of
+from xrl_jax.graph import ops
 from xrl_jax.graph.graph import Nodes
 from xrl_jax.graph.view import NodeView, views_at
 from xrl_jax.language.rule import Rule
 from xrl_jax.lower.table import CHOICES, fits, number_of
 from xrl_jax.runtime.engine_jit import engine_jit
 
-_SWEEPS = 2  # costs, a choice under them, costs under this choice, and a better choice
+_CHUNK = 256  # timings that are looked up at once
+
+
+def _place_of_choices() -> np.ndarray:
+    """Return where lowerings are in `CHOICES`, [operators, L]; beyond its end for the plain ones
+    and where there are none.
+    """
+    most = 1 + max(i for _, i in CHOICES)
+    place = np.full((ops.N_OPS, most), len(CHOICES), np.int32)
+    for n, (op, i) in enumerate(CHOICES):
+        place[ops.OPS[op].code, i] = n
+    return place
+
+
+_PLACE = _place_of_choices()
 
 
 class Choice(NamedTuple):
@@ -60,29 +76,60 @@ def enode_costs(
       choice: acyclic; classes without an e-node count as written to memory.
       n_outputs: see `tensor_graph.extracted`.
     """
+    return _costs_under(costs, graph, _candidates(costs, graph, right), choice, n_outputs)
+
+
+class _Candidates(NamedTuple):
+    """E-nodes in each of their lowerings."""
+
+    view: CostView  # [N, 1], of e-nodes, in lowerings [N, L]; arguments count as written to memory
+    there: jax.Array  # [N, L] bool
+    work: Work  # [N, L]
+
+
+def _candidates(costs: CostTable, graph: EGraph, right: jax.Array) -> _Candidates:
     f, args = features_of(graph), graph.args
-    origins = _origins(costs.sharing, graph, f, choice, n_outputs)
     there = args > 0
-    own = _views(graph, f)
-    view = CostView(
-        **own._asdict(),
+    one = CostView(
+        **_views(graph, f)._asdict(),
         weight_only=f.weight_only,
         arg_weight_only=there & f.weight_only[args],
-        arg_origins=jnp.where(there, origins[graph.parent[args]], fusion.MEMORY),
+        arg_origins=jnp.full(args.shape, fusion.MEMORY),
     )
-    live = graph.op != HOLE
-    numbers = jnp.asarray([i for _, i in CHOICES], jnp.int32)
+    n_lowerings = _PLACE.shape[1]
+    numbers = jnp.arange(n_lowerings, dtype=jnp.int32)
+    is_plain = (graph.op != HOLE)[:, None] & (numbers == 0)
+    chosen = jnp.take_along_axis(
+        right, jnp.asarray(_PLACE)[graph.op], axis=1, mode="fill", fill_value=False
+    )
 
-    def cheaper(c: jax.Array, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        least, lowering = best
-        where = live & right[:, c]
-        own = jnp.full_like(lowering, numbers[c])
-        seconds = costs.costs_where(view._replace(lowering=own), where)
-        better = where & (seconds < least)
-        return jnp.where(better, seconds, least), jnp.where(better, own, lowering)
+    def work_at(at: jax.Array) -> Work:
+        slot, number = jnp.divmod(at, n_lowerings)
+        view = jax.tree.map(lambda x: x.at[slot].get(mode="clip"), one)
+        return costs.work(view._replace(lowering=number))
 
-    plain = jnp.where(live, costs.costs(view), jnp.inf), jnp.zeros_like(graph.op)
-    return jax.lax.fori_loop(0, len(CHOICES), cheaper, plain)
+    there = is_plain | chosen
+    work = computed_where(there.reshape(-1), work_at, _CHUNK)
+    work = jax.tree.map(lambda x: x.reshape(there.shape), work)
+    view = jax.tree.map(lambda x: x[:, None], one)
+    return _Candidates(view._replace(lowering=numbers[None]), there, work)
+
+
+def _costs_under(
+    costs: CostTable,
+    graph: EGraph,
+    candidates: _Candidates,
+    choice: Choice,
+    n_outputs: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Return `enode_costs` of these candidates."""
+    view, there, work = candidates
+    origins = _origins(costs.sharing, graph, features_of(graph), choice, n_outputs)
+    of_args = jnp.where(graph.args > 0, origins[graph.parent[graph.args]], fusion.MEMORY)
+    cost = costs.costs(view._replace(arg_origins=of_args[:, None]), work)
+    cost = jnp.where(there, cost, jnp.inf)
+    lowering = jnp.argmin(cost, axis=1).astype(jnp.int32)
+    return jnp.min(cost, axis=1), lowering
 
 
 class Least(NamedTuple):
@@ -99,15 +146,18 @@ def least_cost(costs: CostTable, graph: EGraph, allowed: jax.Array, n_outputs: j
       allowed: from `allowed_lowerings`.
       n_outputs: see `tensor_graph.extracted`.
     """
-    right = fitting(graph, allowed)
+    structure = structure_of(graph)
+    candidates = _candidates(costs, graph, fitting(graph, allowed))
     nothing = jnp.zeros_like(graph.op)
 
-    def sweep(_: jax.Array, least: Least) -> Least:
-        cost, lowering = enode_costs(costs, graph, right, least.choice, n_outputs)
-        seconds, node = cheapest_shared(graph, cost)
-        return Least(seconds, Choice(node, lowering))
+    def under(choice: Choice) -> tuple[jax.Array, jax.Array]:
+        return _costs_under(costs, graph, candidates, choice, n_outputs)
 
-    return jax.lax.fori_loop(0, _SWEEPS, sweep, Least(jnp.float32(0.0), Choice(nothing, nothing)))
+    # A better choice has costs of its own.
+    cost, lowering = under(Choice(nothing, nothing))
+    cost, lowering = under(Choice(discounted(graph, structure, cost), lowering))
+    seconds, node = cheapest_shared(graph, structure, cost)
+    return Least(seconds, Choice(node, lowering))
 
 
 fitting_now = engine_jit(fitting)

@@ -16,8 +16,9 @@ from xrl_jax.cost import calibration, regions, roofline
 from xrl_jax.cost.calibration import Sample
 from xrl_jax.cost.config import DEFAULT, CostConfig
 from xrl_jax.cost.fusion import Sharing, sharing
+from xrl_jax.cost.rates import DEFAULT_RATES, Rates, first_rates
 from xrl_jax.cost.regions import Region
-from xrl_jax.cost.roofline import CostTable, Rates
+from xrl_jax.cost.roofline import CostTable
 from xrl_jax.cost.view import CLASS_OF, MEASURED, CostView, signature
 from xrl_jax.graph import ops
 from xrl_jax.graph.graph import TensorGraph
@@ -72,7 +73,7 @@ class Oracle:
     constants: bool = False
     config: CostConfig = DEFAULT
     spending: Spending = field(default_factory=Spending)
-    rates: Rates = roofline.DEFAULT_RATES  # by default those of `roofline.first_rates`
+    rates: Rates = DEFAULT_RATES  # by default those of `first_rates`
     _sharing: Sharing = field(init=False)
     _loops: tuple[Sample, ...] = ()
     _failed: dict[str, Timing] = field(default_factory=dict)  # by identity of the job
@@ -82,8 +83,8 @@ class Oracle:
 
     def __post_init__(self) -> None:
         self._sharing = sharing(self.target.platform)
-        if self.rates is roofline.DEFAULT_RATES:
-            self.rates = roofline.first_rates(self.target.platform)
+        if self.rates is DEFAULT_RATES:
+            self.rates = first_rates(self.target.platform)
         self._refit()
 
     @property

@@ -10,8 +10,9 @@ that the node's lowering took elsewhere, each as a multiple of its own roofline.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ import numpy as np
 
 from xrl_jax.cost import fusion
 from xrl_jax.cost.config import DEFAULT, CostConfig
+from xrl_jax.cost.rates import DEFAULT_RATES, Rates
 from xrl_jax.cost.view import (
     CLASS_OF,
     CLASSES,
@@ -42,6 +44,19 @@ _LOOPS, _PARTITION, _CROSSING = map(CORRECTED.index, ("elementwise", "partition"
 _READS_IN_LOOP = np.array([CLASS_OF[n] in ("reduce", "movement") for n in ops.OP_NAMES])
 _CHUNKS = 8  # in which a CPU processes nodes if only some of them are priced
 TABLE_BUCKETS = (256, 1024, 4096, 16384, 65536)
+
+
+T = TypeVar("T")
+
+
+class Work(NamedTuple):
+    """What the seconds of nodes [...] depend on besides the origins of their arguments."""
+
+    known: jax.Array  # bool, whether there is a timing
+    measured: jax.Array  # the timing
+    compute: jax.Array  # seconds for flops
+    traffic: jax.Array  # seconds for bytes
+    multiple: jax.Array  # of the roofline, for the lowering
 
 
 @jax.tree_util.register_dataclass
@@ -73,8 +88,16 @@ class CostTable:
         at = jnp.clip(jnp.searchsorted(self.keys[:, 0], key[..., 0]), 0, len(self.timed) - 1)
         return self.timed[at], jnp.all(self.keys[at] == key, axis=-1)
 
-    def roofline(self, view: CostView) -> jax.Array:
-        """Return the predicted seconds [] of one node without using timings (vmap for more)."""
+    def work(self, view: CostView) -> Work:
+        """Return the `Work` of nodes [...]."""
+        measured, known = self.lookup(signature(view))
+        one = self._guessed_work
+        for _ in range(view.op.ndim):
+            one = jax.vmap(one)
+        return Work(known, measured, *one(view))
+
+    def _guessed_work(self, view: CostView) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return the last three fields of the `Work` of one node."""
         flops, n_bytes = work.traced_work(
             view.op,
             view.attrs,
@@ -85,16 +108,17 @@ class CostTable:
             view.dtype,
         )
         c = self._class_of(view.op)
-        is_elementwise = c == _LOOPS
-        flops = jnp.where(
-            is_elementwise & fusion.is_absorbed(view.op, view.arg_origins), 0.0, flops
-        )
-        compute, traffic = flops / self.flop_rate[c], n_bytes / self.bandwidth[c]
-        traffic = jnp.where(is_elementwise, self._read_seconds(view), traffic)
+        multiple = self.multiple[tuple(lowering_kind_of(view))]
+        return flops / self.flop_rate[c], n_bytes / self.bandwidth[c], multiple
+
+    def _roofline(self, view: CostView, of: Work) -> jax.Array:
+        """Return the predicted seconds [...] of nodes without using timings."""
+        c = self._class_of(view.op)
+        absorbed = fusion.is_absorbed(view.op, view.arg_origins)
         # Elementwise nodes share loops: one node does not tell which of the two is the bottleneck.
-        busy = jnp.where(is_elementwise, compute + traffic, jnp.maximum(compute, traffic))
-        seconds = (busy + self.overhead[c]) * self.multiple[tuple(lowering_kind_of(view))]
-        return jnp.where(c == 0, 0.0, seconds)
+        in_loop = jnp.where(absorbed, 0.0, of.compute) + self._read_seconds(view)
+        busy = jnp.where(c == _LOOPS, in_loop, jnp.maximum(of.compute, of.traffic))
+        return jnp.where(c == 0, 0.0, (busy + self.overhead[c]) * of.multiple)
 
     def correction_of(self, view: CostView) -> jax.Array:
         """Return the correction of nodes [...], as an index into `CORRECTED`."""
@@ -133,18 +157,18 @@ class CostTable:
         crossing += jnp.where(fusion.leaves_call(of, view, origins), of.leave, 0.0)
         return jnp.where(view.weight_only, 0.0, crossing * self.scale[_CROSSING])
 
-    def seconds(self, view: CostView) -> jax.Array:
+    def seconds(self, view: CostView, of: Work | None = None) -> jax.Array:
         """Return the seconds [...] of nodes: measured where the signature is known, the roofline
         elsewhere.
 
         Weight-only work is done once; see `CostConfig.weight_only`.
+
+        Args:
+          of: from `work`, if it is known.
         """
-        measured, known = self.lookup(signature(view))
-        guess = self.roofline
-        for _ in range(view.op.ndim):
-            guess = jax.vmap(guess)
-        guessed = guess(view)
-        cost = jnp.where(known, measured, guessed) * self.scale[self.correction_of(view)]
+        of = self.work(view) if of is None else of
+        guessed = self._roofline(view, of)
+        cost = jnp.where(of.known, of.measured, guessed) * self.scale[self.correction_of(view)]
         # A timing includes reading all arguments, but those computed in the same loop are paid for
         # where the loop begins. It does not include writing arguments that were never written.
         in_loop = (jnp.asarray(_READS_IN_LOOP)[view.op] & ~self.sharing.loops[view.op])[..., None]
@@ -153,10 +177,10 @@ class CostTable:
         cost = jnp.maximum(cost - read, self.least_share * cost)
         writes = fusion.pays_write(view.op, view.arg_origins)
         cost += jnp.sum(jnp.where(writes, self.pass_seconds(_arg_bytes(view)), 0.0), axis=-1)
-        of, origins = self.sharing, view.arg_origins
-        passes = jnp.where(fusion.is_fused(of, view.op), of.in_loop, of.joined)
+        shared, origins = self.sharing, view.arg_origins
+        passes = jnp.where(fusion.is_fused(shared, view.op), shared.in_loop, shared.joined)
         cost = jnp.where(
-            fusion.is_joined(of, view, origins) & ~fusion.is_absorbed(view.op, origins),
+            fusion.is_joined(shared, view, origins) & ~fusion.is_absorbed(view.op, origins),
             passes * self._moved_seconds(jnp.sum(_arg_bytes(view), axis=-1), _PARTITION),
             cost,
         )
@@ -170,9 +194,9 @@ class CostTable:
         """
         return jnp.where(view.weight_only, 0.0, self.added_error[view.op, view.lowering])
 
-    def costs(self, view: CostView) -> jax.Array:
+    def costs(self, view: CostView, of: Work | None = None) -> jax.Array:
         """Return the seconds [...] of nodes, plus the error they add converted to seconds."""
-        return self.seconds(view) + self.error_weight * self.errors(view)
+        return self.seconds(view, of) + self.error_weight * self.errors(view)
 
     def costs_where(self, view: CostView, where: jax.Array) -> jax.Array:
         """Return `costs` [...] of the nodes for which `where` [...] holds; 0 elsewhere.
@@ -181,20 +205,13 @@ class CostTable:
         """
         if wide():
             return jnp.where(where, self.costs(view), 0.0)
-        wanted = where.reshape(-1)
-        rows = jax.tree.map(lambda v: v.reshape(wanted.size, *v.shape[where.ndim :]), view)
-        chunk = max(wanted.size // _CHUNKS, 1)
-        total = jnp.cumsum(wanted, dtype=jnp.int32)
+        rows = jax.tree.map(lambda v: v.reshape(where.size, *v.shape[where.ndim :]), view)
 
-        def some(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            first, out = carry
-            at = jnp.searchsorted(total, first + 1 + jnp.arange(chunk, dtype=jnp.int32))
-            made = self.costs(jax.tree.map(lambda v: v.at[at].get(mode="clip"), rows))
-            return first + chunk, out.at[at].set(made, mode="drop")
+        def costs_at(at: jax.Array) -> jax.Array:
+            return self.costs(jax.tree.map(lambda v: v.at[at].get(mode="clip"), rows))
 
-        start = jnp.int32(0), jnp.zeros(wanted.size, jnp.float32)
-        found = jax.lax.while_loop(lambda c: c[0] < total[-1], some, start)[1]
-        return found.reshape(where.shape)
+        chunk = max(where.size // _CHUNKS, 1)
+        return computed_where(where.reshape(-1), costs_at, chunk).reshape(where.shape)
 
     def repriced(self, graph: TensorGraph, before: TensorGraph) -> TensorGraph:
         """Return the graph priced as by `priced`; it differs in few nodes from `before`, which this
@@ -251,6 +268,25 @@ class CostTable:
         return zeros.at[self.correction_of(view)].add(cost).at[_CROSSING].add(jnp.sum(crossing))
 
 
+def computed_where(where: jax.Array, fn: Callable[[jax.Array], T], chunk: int) -> T:
+    """Return fn(at) [M, ...] of the places for which `where` [M] holds; 0 elsewhere.
+
+    Args:
+      fn: called with places [chunk], of which those at or beyond M do not count.
+    """
+
+    def some(carry: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
+        first, out = carry
+        at = jnp.searchsorted(total, first + 1 + jnp.arange(chunk, dtype=jnp.int32))
+        made = fn(at.astype(jnp.int32))
+        return first + chunk, jax.tree.map(lambda o, x: o.at[at].set(x, mode="drop"), out, made)
+
+    total = jnp.cumsum(where, dtype=jnp.int32)
+    like = jax.eval_shape(fn, jax.ShapeDtypeStruct((chunk,), jnp.int32))
+    none = jax.tree.map(lambda x: jnp.zeros((where.size, *x.shape[1:]), x.dtype), like)
+    return jax.lax.while_loop(lambda c: c[0] < total[-1], some, (jnp.int32(0), none))[1]
+
+
 def _price_of_made(table: CostTable, batch: BindingBatch) -> tuple[jax.Array, jax.Array]:
     """Return the cost [C] of the nodes made, and the origins [C, 2] of the roots' replacements."""
     origins_with = functools.partial(fusion.origins_with, table.sharing)
@@ -274,54 +310,6 @@ def _arg_bytes(view: CostView) -> jax.Array:
     """Return the bytes [..., A] of the arguments."""
     sizes = jnp.prod(view.arg_shapes.astype(jnp.float32), axis=-1)
     return sizes * jnp.asarray(ops.DTYPE_BYTES, jnp.float32)[view.arg_dtypes]
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Parameters of the roofline.
-
-    Attributes:
-      flop_rate: flops per second, by class.
-      bandwidth: bytes per second, by class.
-      overhead: seconds per node, by class.
-      scale: corrections, by `CORRECTED`.
-      multiple: measured times as multiples of the roofline, by `lowering_kind_of`.
-      pass_overhead: seconds that an elementwise loop takes for each array it reads or writes, in
-        addition to its bytes.
-    """
-
-    flop_rate: Mapping[str, float]
-    bandwidth: Mapping[str, float]
-    overhead: Mapping[str, float]
-    scale: Mapping[str, float]
-    multiple: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
-    pass_overhead: float = 0.0
-
-    def pass_seconds(self, n_bytes: float) -> float:
-        """Return the seconds of a pass of a loop that reads or writes an array of `n_bytes`."""
-        return self.pass_overhead + n_bytes / self.bandwidth["elementwise"]
-
-
-# Start of calibration, before there is any timing: an average CPU. Only ratios matter to a search.
-DEFAULT_RATES = Rates(
-    flop_rate=dict.fromkeys(CLASSES, 2e10) | {"conv": 8e10, "dot": 1e11, "elementwise": 5e10},
-    bandwidth=dict.fromkeys(CLASSES, 1.5e10),
-    overhead=dict.fromkeys(CLASSES, 1e-6) | {"elementwise": 2e-7},  # several share a loop
-    scale=dict.fromkeys(CORRECTED, 1.0),
-)
-# The same for a large GPU. Starting a kernel takes longer than most kernels of a small batch.
-_GPU_RATES = Rates(
-    flop_rate=dict.fromkeys(CLASSES, 2e13) | {"conv": 1e14, "dot": 1e14},
-    bandwidth=dict.fromkeys(CLASSES, 3e12),
-    overhead=dict.fromkeys(CLASSES, 2e-6) | {"conv": 4e-6, "dot": 4e-6, "elementwise": 0.0},
-    scale=dict.fromkeys(CORRECTED, 1.0),
-    pass_overhead=6e-7,
-)
-
-
-def first_rates(platform: str) -> Rates:
-    """Return the rates to start calibration from on a JAX platform."""
-    return _GPU_RATES if platform == "gpu" else DEFAULT_RATES
 
 
 def cost_table(

@@ -8,13 +8,14 @@ exact cost is improved by `sharing`.
 
 from __future__ import annotations
 
-import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from xrl_jax.egraph.arrays import HOLE, EGraph
-from xrl_jax.egraph.sharing import needed_by, pairs_of, shared, total
+from xrl_jax.egraph.order import Order, order_of
+from xrl_jax.egraph.sharing import Pairs, pairs_of, shared, total
 from xrl_jax.egraph.tree_cost import Choice, cheapest
 from xrl_jax.runtime.engine_jit import engine_jit
 
@@ -22,30 +23,55 @@ POWERS = (0.0, 0.5, 1.0)
 _LEAST = 1e-6  # of the largest cost: e-nodes that cost nothing still count as a step
 
 
-def cheapest_shared(graph: EGraph, costs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the least cost [] found of all roots together, and its choice [N]: the e-node of each
-    class, in the slot of the class's name.
+class Structure(NamedTuple):
+    """What extraction needs of an e-graph besides costs."""
+
+    usable: jax.Array  # [N] bool, e-nodes that do not read their own class
+    pairs: Pairs
+    order: Order
+
+
+def structure_of(graph: EGraph) -> Structure:
+    """Return the `Structure` of a rebuilt e-graph."""
+    usable = (graph.op != HOLE) & ~jnp.any(graph.args == graph.parent[:, None], axis=1)
+    return Structure(usable, pairs_of(graph, usable), order_of(graph))
+
+
+def discounted(graph: EGraph, of: Structure, costs: jax.Array) -> jax.Array:
+    """Return a choice [N] of little cost: the e-node of each class, in the slot of its name.
 
     Args:
-      graph: rebuilt.
       costs: [N] float32, not negative; infinite for e-nodes that must not be chosen.
     """
-    reads_itself = jnp.any(graph.args == graph.parent[:, None], axis=1)
-    usable = (graph.op != HOLE) & ~reads_itself & jnp.isfinite(costs)
-    largest = jnp.max(jnp.where(usable, costs, 0.0))
-    least = _LEAST * jnp.maximum(largest, 1e-30)
-    own = jnp.where(usable, jnp.maximum(costs, least), jnp.inf)
-    pairs = pairs_of(graph, usable)
+    own, pairs = _positive(of, costs), of.pairs
     once = (pairs.read != HOLE) & (pairs.first == jnp.arange(len(pairs.read)))
     readers = jnp.zeros(graph.bucket, jnp.float32).at[pairs.read].add(once)
     many = jnp.maximum(readers, 1)[graph.parent]
     discounts = jnp.stack([many**power for power in POWERS])
-    choices: Choice = jax.vmap(functools.partial(cheapest, graph))(own / discounts)
-    totals = jax.vmap(functools.partial(total, graph, own))(choices.node)
-    node = choices.node[jnp.argmin(totals)]
-    _, node = shared(graph, pairs, own, node)
-    needed = needed_by(graph, node)
-    return jnp.sum(jnp.where(needed, costs[node], 0.0)), node
+    choices: Choice = jax.lax.map(lambda c: cheapest(graph, c, order=of.order), own / discounts)
+    totals = jax.lax.map(lambda node: total(graph, own, node), choices.node)
+    return choices.node[jnp.argmin(totals)]
 
 
-cheapest_shared_now = engine_jit(cheapest_shared)
+def cheapest_shared(graph: EGraph, of: Structure, costs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the least cost [] found of all roots together, and its choice [N]; the cost is
+    infinite if they cannot be built.
+
+    Args:
+      costs: see `discounted`.
+    """
+    node = discounted(graph, of, costs)
+    _, node = shared(graph, of.pairs, of.order, _positive(of, costs), node)
+    return total(graph, costs, node), node
+
+
+def _positive(of: Structure, costs: jax.Array) -> jax.Array:
+    usable = of.usable & jnp.isfinite(costs)
+    largest = jnp.max(jnp.where(usable, costs, 0.0))
+    return jnp.where(usable, jnp.maximum(costs, _LEAST * jnp.maximum(largest, 1e-30)), jnp.inf)
+
+
+@engine_jit
+def cheapest_shared_now(graph: EGraph, costs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return `cheapest_shared` of a rebuilt e-graph."""
+    return cheapest_shared(graph, structure_of(graph), costs)

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 
 from xrl_jax.egraph import arrays
 from xrl_jax.egraph.arrays import HOLE, EGraph
+from xrl_jax.egraph.order import Order, each_at, order_chosen
 from xrl_jax.egraph.tree_cost import cheapest
 
 _STEPS = 16  # most switches that are tried
-_FAILURES = 3  # in a row
+_FAILURES = 2  # in a row
 _LEAST_GAIN = 1e-3  # of the cost: a smaller one is not worth a try
 _DEPTH = 4  # arguments of arguments that are counted as saved
 
@@ -53,40 +54,24 @@ def pairs_of(graph: EGraph, usable: jax.Array) -> Pairs:
     return Pairs(read, by, arrays.table_of(nodes)[1])
 
 
-def needed_by(graph: EGraph, node: jax.Array) -> jax.Array:
-    """Return which classes [N] a choice needs."""
-    args = graph.args[node]
-
-    def below(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        needed, _ = carry
-        # Slot 0 collects what is not needed.
-        read = jnp.where(needed[:, None], args, HOLE)
-        new = needed.at[read].set(True).at[HOLE].set(False)
-        return new, jnp.any(new != needed)
-
-    start = jnp.zeros(graph.bucket, bool).at[graph.roots].set(True), jnp.bool_(True)
-    return jax.lax.while_loop(lambda c: c[1], below, start)[0]
-
-
 def total(graph: EGraph, costs: jax.Array, node: jax.Array) -> jax.Array:
     """Return the cost [] of a choice; infinite where it has a cycle, or a class has no e-node."""
-    needed = needed_by(graph, node)
-    args = graph.args[node]
+    order = order_chosen(graph, node)
+    there = jnp.arange(graph.bucket) < order.n
+    missing = jnp.any(there & (order.slots == HOLE))
+    cost = jnp.sum(jnp.where(there, costs[order.slots], 0.0))
+    return jnp.where(order.cyclic | missing, jnp.inf, cost)
 
-    def built(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        there, _ = carry
-        new = (node != HOLE) & jnp.all(there[args], axis=1)
-        new = new.at[HOLE].set(True)
-        return new, jnp.any(new != there)
 
-    start = jnp.zeros(graph.bucket, bool).at[HOLE].set(True), jnp.bool_(True)
-    there, _ = jax.lax.while_loop(lambda c: c[1], built, start)
-    cost = jnp.sum(jnp.where(needed, costs[node], 0.0))
-    return jnp.where(jnp.all(there | ~needed), cost, jnp.inf)
+def needed_by(graph: EGraph, chosen: Order) -> jax.Array:
+    """Return which classes [N] are needed under a choice with this order."""
+    there = jnp.arange(graph.bucket) < chosen.n
+    classes = jnp.where(there, graph.parent[chosen.slots], HOLE)
+    return jnp.zeros(graph.bucket, bool).at[classes].set(True).at[HOLE].set(False)
 
 
 def shared(
-    graph: EGraph, pairs: Pairs, costs: jax.Array, node: jax.Array
+    graph: EGraph, pairs: Pairs, order: Order, costs: jax.Array, node: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Return the cost [] of an improved choice, and the choice [N].
 
@@ -96,7 +81,7 @@ def shared(
     """
 
     def step(state: _Shared) -> _Shared:
-        y, gain, trial = _best_switch(graph, pairs, costs, state)
+        y, gain, trial = _best_switch(graph, pairs, order, costs, state)
         worth = gain > _LEAST_GAIN * state.cost
         cost = jax.lax.cond(worth, lambda: total(graph, costs, trial), lambda: jnp.float32(jnp.inf))
         better = cost < state.cost * (1 - 1e-6)
@@ -120,14 +105,15 @@ def shared(
 
 
 def _best_switch(
-    graph: EGraph, pairs: Pairs, costs: jax.Array, state: _Shared
+    graph: EGraph, pairs: Pairs, order: Order, costs: jax.Array, state: _Shared
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the class that is most worth reading, the estimated gain, and the choice in which all
     classes read it that gain by that.
     """
     n, n_args = graph.bucket, graph.args.shape[1]
-    needed = needed_by(graph, state.node)
-    extra = cheapest(graph, costs, needed).cost  # beside what is needed anyway
+    present = order_chosen(graph, state.node)
+    needed = needed_by(graph, present)
+    extra = cheapest(graph, costs, needed, order).cost  # beside what is needed anyway
     chosen = graph.args[state.node]
     reads = jnp.where(needed[:, None], chosen, HOLE)
     readers = jnp.zeros(n, jnp.int32).at[reads].add(1).at[graph.roots].add(1)
@@ -163,21 +149,20 @@ def _best_switch(
     )
     switched = slot < n
     # What y is made of must not be made of what switches.
-    above = _above(graph, state.node, switched)
+    above = _above(graph, present, switched)
     unread = jnp.where(above[graph.parent], jnp.inf, costs)
-    made_of = cheapest(graph, unread, needed & ~above).node
+    made_of = cheapest(graph, unread, needed & ~above, order).node
     trial = jnp.where(needed, state.node, made_of)
     return y, sums[y], jnp.where(switched, slot, trial)
 
 
-def _above(graph: EGraph, node: jax.Array, classes: jax.Array) -> jax.Array:
-    """Return these classes [N] and those that a choice makes of them."""
-    args = graph.args[node]
+def _above(graph: EGraph, chosen: Order, classes: jax.Array) -> jax.Array:
+    """Return these classes [N] and those that a choice with this order makes of them."""
 
-    def more(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        above, _ = carry
-        new = above | jnp.any(above[args], axis=1)
-        return new, jnp.any(new != above)
+    def read(slot: jax.Array, above: jax.Array) -> jax.Array:
+        return jnp.any(each_at(above, graph.args[slot]))
 
-    start = classes.at[HOLE].set(False), jnp.bool_(True)
-    return jax.lax.while_loop(lambda c: c[1], more, start)[0]
+    def write(slot: jax.Array, below: jax.Array, above: jax.Array) -> jax.Array:
+        return above.at[graph.parent[slot]].max(below)
+
+    return chosen.passed_on(read, write, classes.at[HOLE].set(False))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xrl_jax.egraph.arrays import HOLE, EGraph
+from xrl_jax.egraph.order import Order, each_at, order_of
 from xrl_jax.egraph.term_step import NUMBER, SYMBOL
 from xrl_jax.language.terms import Expression, Language
 from xrl_jax.runtime.engine_jit import engine_jit
@@ -21,38 +22,42 @@ from xrl_jax.runtime.engine_jit import engine_jit
 class Choice(NamedTuple):
     """The cheapest e-node of each class, in the slots of the classes' names."""
 
-    cost: jax.Array  # [N] float32, of the cheapest expression; infinite where there is no class
-    node: jax.Array  # [N] int32, its e-node, the first of equally cheap ones; a hole for none
+    cost: jax.Array  # [N] float32, of the cheapest expression; infinite where there is none
+    node: jax.Array  # [N] int32, its e-node; a hole for none
 
 
-def cheapest(graph: EGraph, costs: jax.Array, paid: jax.Array | None = None) -> Choice:
-    """Return the cheapest expressions of all classes.
+def cheapest(
+    graph: EGraph, costs: jax.Array, paid: jax.Array | None = None, order: Order | None = None
+) -> Choice:
+    """Return the cheapest expressions of all classes that the roots may need.
 
     Args:
       graph: rebuilt.
       costs: [N] float32, positive, of each e-node without its arguments; infinite for those that
         must not be chosen.
       paid: [N] bool, classes that cost nothing; none by default.
+      order: from `order_of`, if it is known.
     """
     n = graph.bucket
     own = jnp.where(graph.op != HOLE, costs, jnp.inf)
 
-    def of_nodes(best: jax.Array) -> jax.Array:
-        return own + jnp.sum(jnp.where(graph.args > 0, best[graph.args], 0.0), axis=1)
+    def read(slot: jax.Array, found: Choice) -> tuple[jax.Array, jax.Array]:
+        args = graph.args[slot]
+        of_args = jnp.where(args > 0, each_at(found.cost, args), 0.0)
+        return own[slot] + jnp.sum(of_args), found.cost[graph.parent[slot]]
 
-    def better(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        best, _ = carry
-        new = best.at[graph.parent].min(of_nodes(best))
-        return new, jnp.any(new < best)
+    def write(slot: jax.Array, costs: tuple[jax.Array, jax.Array], found: Choice) -> Choice:
+        # Only what is strictly cheaper counts, so that no choice has a cycle, rounded as it may be.
+        c = jnp.where(costs[0] < costs[1], graph.parent[slot], n)
+        return Choice(
+            found.cost.at[c].set(costs[0], mode="drop"), found.node.at[c].set(slot, mode="drop")
+        )
 
     unpaid = jnp.full(n, jnp.inf, jnp.float32)
-    start = unpaid if paid is None else jnp.where(paid, 0.0, unpaid), jnp.bool_(True)
-    best, _ = jax.lax.while_loop(lambda c: c[1], better, start)
-    value = of_nodes(best)
-    chosen = jnp.isfinite(value) & (value <= best[graph.parent])
-    place = jnp.where(chosen & (graph.op != HOLE), graph.parent, n)
-    node = jnp.full(n, n, jnp.int32).at[place].min(jnp.arange(n, dtype=jnp.int32), mode="drop")
-    return Choice(best, jnp.where(node < n, node, HOLE))
+    start = Choice(
+        unpaid if paid is None else jnp.where(paid, 0.0, unpaid), jnp.full(n, HOLE, jnp.int32)
+    )
+    return (order_of(graph) if order is None else order).passed_on(read, write, start)
 
 
 cheapest_now = engine_jit(cheapest)
