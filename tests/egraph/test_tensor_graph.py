@@ -102,7 +102,7 @@ def test_products_of_one_array_are_merged():
         assert (new == ops.OPS[op].code).sum() == count
     classes = np.asarray(done.graph.parent)
     slices = classes[new == ops.OPS["slice"].code]
-    assert sorted(slices) == sorted(np.asarray(done.graph.roots))
+    assert sorted(slices) == sorted(np.asarray(done.graph.roots)[:2])
 
 
 def test_a_full_bucket_is_reported_and_leaves_an_egraph():

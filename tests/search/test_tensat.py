@@ -10,6 +10,7 @@ import pytest
 
 from tests.search.fakes import FakeOracle
 from xrl_jax.cost.regions import Region
+from xrl_jax.egraph.tensor_graph import egraph_of
 from xrl_jax.egraph.tensor_saturation import tensor_rules
 from xrl_jax.frontends.jaxpr import from_jax
 from xrl_jax.graph.graph import nodes_of
@@ -19,6 +20,8 @@ from xrl_jax.measure.timing import Timing
 from xrl_jax.program.program import Program
 from xrl_jax.search.base import Budget, Problem, SearchResult, Step, Strategy
 from xrl_jax.search.eqsat_mcts import EqsatMCTS
+from xrl_jax.search.extracting import start_buckets
+from xrl_jax.search.saturating import actions_of
 from xrl_jax.search.tensat import Tensat, steps_to
 
 X, *W = (jax.random.normal(jax.random.key(i), (8, 8)) for i in range(4))
@@ -72,6 +75,14 @@ def test_a_program_that_costs_nothing_is_searched():
     assert run(EqsatMCTS(simulations=4, rounds=1), views).best[-1].seconds == 0.0
 
 
+def test_a_prior_makes_a_rule_more_likely_to_be_tried():
+    """The sum over both rules is five times that without a prior."""
+    two = tensor_rules([r for r in standard_rules() if r.name.startswith("slice-of-concat")]).rules
+    weights = [action.weight for action in actions_of(two, {two[1].name: 1.0})]
+    assert weights[:2] == [1.0, 9.0]
+    assert [a.weight for a in actions_of(two)][:2] == [1.0, 1.0]
+
+
 def test_steps_name_the_rules_that_assume_something():
     """A result may rest on any rule that an e-graph was grown by."""
     table = tensor_rules([r for r in standard_rules(("finite",)) if r.assumes or r.name in NAMES])
@@ -83,3 +94,17 @@ def test_steps_name_the_rules_that_assume_something():
     given = [(None, list(steps)) for steps in seeds]
     found = steps_to(given, table, used, Step(0, "saturation", "", 0.0))  # type: ignore[arg-type]
     assert [s.rule for s in found] == ["first", "saturation", name, table.rules[assuming[0]].name]
+
+
+def test_a_limit_on_enodes_below_the_size_of_the_program_is_raised():
+    """A sum of 1,100 numbers is not too large for a limit of 1,000 e-nodes."""
+
+    def total(x: jax.Array) -> jax.Array:
+        for n in range(1100):
+            x = x + float(n)
+        return x
+
+    of = from_jax(total, X)
+    [(graph, bucket)] = start_buckets(Problem(of, rules(), FakeOracle(price)), 1000)
+    assert bucket == 16384
+    assert egraph_of([graph]).bucket == 16384

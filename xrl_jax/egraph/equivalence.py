@@ -151,7 +151,9 @@ def _proof(table: TensorRules, egraph: EGraph, done: Saturation, outputs: Sequen
 def _equal(graph: EGraph, n_outputs: int) -> tuple[bool, ...]:
     """Return which results are equal; the roots are those of one program, then of the other."""
     roots = np.asarray(graph.roots).tolist()
-    return tuple(a == b for a, b in zip(roots[:n_outputs], roots[n_outputs:], strict=True))
+    return tuple(
+        a == b for a, b in zip(roots[:n_outputs], roots[n_outputs : 2 * n_outputs], strict=True)
+    )
 
 
 def _check_alike(one: Program, other: Program) -> None:

@@ -78,7 +78,8 @@ def as_tensor_graph(nodes: Nodes, args: jax.Array, outputs: jax.Array | None = N
 
 def egraph_of(graphs: Sequence[TensorGraph], bucket: int | None = None) -> EGraph:
     """Return the e-graph of tensor graphs that compute the same; its roots are their outputs, then
-    pinned nodes. Nodes that compute the same are one e-node.
+    pinned nodes, and the last of these again, so that few numbers of roots occur. Nodes that
+    compute the same are one e-node.
 
     Args:
       bucket: by default the smallest of `BUCKETS` that these nodes leave half empty.
@@ -109,7 +110,11 @@ def egraph_of(graphs: Sequence[TensorGraph], bucket: int | None = None) -> EGrap
         return jnp.asarray(np.pad(x, [(1, bucket - n), *[(0, 0)] * (x.ndim - 1)]))
 
     each = jnp.arange(bucket, dtype=jnp.int32)
-    same = jnp.asarray(equal, jnp.int32)
+    n_roots = len(equal[0])
+    size = max(8, 1 << (n_roots - 1).bit_length())
+    same = jnp.asarray(
+        np.pad(equal, ((0, -len(equal) % 4), (0, size - n_roots)), "edge"), jnp.int32
+    )
     data, notes = jnp.zeros((bucket, 2), jnp.int32), padded(np.asarray(notes_of(nodes)))
     given = EGraph(padded(nodes.op), padded(args), data, notes, each, jnp.int32(n), same[0])
     return _rebuilt(given, same)

@@ -4,12 +4,16 @@ An e-graph of all programs outgrows any limit, so which rules are applied, and i
 decides what it holds. Tree search looks for a good order; an action applies a rule, or a group of
 rules, wherever they match. Differences from the paper: the groups; the reward sees merges
 (`egraph.dag_cost`); rollouts prefer actions that occurred in good ones; after each round the best
-program is extracted and timed, and the next round begins with a small e-graph of it.
+program is extracted and timed, and the next round begins with a small e-graph of it; a trained
+policy may say which rules are promising.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +26,28 @@ from xrl_jax.egraph.tensor_graph import bucket_for, egraph_of
 from xrl_jax.egraph.tensor_saturation import tensor_rules
 from xrl_jax.search.base import Budget, Problem, SearchResult, Step
 from xrl_jax.search.descend import Descent
-from xrl_jax.search.extracting import Extraction, compile_for_egraphs
+from xrl_jax.search.extracting import (
+    Extraction,
+    compile_for_egraphs,
+    room_for,
+    start_buckets,
+)
 from xrl_jax.search.run import Reached, Turn
-from xrl_jax.search.saturating import Saturating
-from xrl_jax.search.states import in_one_bucket
+from xrl_jax.search.saturating import NO_PRIOR, Saturating
 from xrl_jax.search.tensat import after_descents, in_one_egraph, steps_to, with_merged
 from xrl_jax.search.walk import Walk
 
 STEP = "mcts-over-e-graphs"
+
+
+class Prior(Protocol):
+    """What is known of a program's rules before the search."""
+
+    def compile(self, problem: Problem) -> None: ...
+
+    def __call__(self, problem: Problem, key: jax.Array) -> Mapping[str, float]:
+        """Return how promising rules are, by name; the sum is at most 1."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -37,13 +55,14 @@ class EqsatMCTS:
     """Tree search over e-graphs.
 
     Attributes:
-      nodes: most e-nodes of a graph (Hartmann: 2,000).
+      nodes: see `Tensat` (Hartmann: 2,000).
       simulations: of each round (Hartmann: 128 for each action that is taken).
       rounds: most rounds; fewer if one finds nothing better.
       batch: simulations that are made at the same time.
       tree_share: share of a round's time for tree search; the rest is for extraction.
       greedy_share: see `Tensat`.
       own_start: see `Tensat`.
+      prior: None for none.
       uct: parameters of the tree search.
     """
 
@@ -54,6 +73,7 @@ class EqsatMCTS:
     tree_share: float = 0.6
     greedy_share: float = 0.4
     own_start: bool = False
+    prior: Prior | None = None
     uct: uct.UCT = uct.DEFAULT
     extraction: Extraction = field(default_factory=Extraction)
     descent: Descent = field(default_factory=Descent)
@@ -61,17 +81,21 @@ class EqsatMCTS:
 
     def compile(self, problem: Problem) -> None:
         """Compile what the search calls."""
-        bucket = bucket_for(self.nodes)
-        compile_for_egraphs(problem, bucket)
         allowed = allowed_lowerings(problem.rules.rules)
-        for graph in in_one_bucket(problem.program):
+        for graph, bucket in start_buckets(problem, self.nodes):
+            compile_for_egraphs(problem, graph, bucket)
             least_cost_now(problem.oracle.costs, egraph_of([graph], bucket), allowed, jnp.int32(1))
+        if self.prior is not None:
+            self.prior.compile(problem)
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
-        phases = after_descents(self.descent, self.greedy_share, self._searched)
+        asking, key = jax.random.split(key)
+        prior = NO_PRIOR if self.prior is None else self.prior(problem, asking)
+        search = functools.partial(self._searched, prior=prior)
+        phases = after_descents(self.descent, self.greedy_share, search)
         return self.walk(problem, budget, key, phases, from_starting_points=not self.own_start)
 
-    def _searched(self, turn: Turn) -> list[Reached]:
+    def _searched(self, turn: Turn, prior: Mapping[str, float]) -> list[Reached]:
         """Return the best programs found, best first."""
         clock, run, key = turn.clock, turn.run, turn.key
         reached = sorted(turn.reached, key=lambda r: r[0].seconds)
@@ -81,29 +105,30 @@ class EqsatMCTS:
             key, this = jax.random.split(key)
             part = clock.part(1 / (self.rounds - n))
             before = reached[0][0].seconds
-            reached = self._round(turn._replace(reached=reached, clock=part, key=this))
+            reached = self._round(turn._replace(reached=reached, clock=part, key=this), prior)
             if not reached[0][0].seconds < before * (1 - 1e-3):
                 break
         best = self.descent(turn._replace(reached=reached[:1]), phase="descending")
         return [best, *reached]
 
-    def _round(self, turn: Turn) -> list[Reached]:
+    def _round(self, turn: Turn, prior: Mapping[str, float]) -> list[Reached]:
         run, space, _, index, clock, key = turn
         rules = tensor_rules(space.rules.rules)
         seeds = with_merged(turn)
         graphs = in_one_egraph(seeds)
         n_outputs = int((np.asarray(graphs[0].globals.outputs) >= 0).sum())
+        start = egraph_of(graphs)
+        nodes = room_for(self.nodes, int(start.n))
         environment = Saturating(
             rules,
             run.problem.oracle.costs,
-            nodes=self.nodes,
+            nodes=nodes,
             allowed=allowed_lowerings(space.rules.rules),
             n_outputs=n_outputs,
             threads=self.batch,
+            prior=prior,
         )
-        start = egraph_of(graphs)
-        if start.bucket <= self.nodes:
-            start = grow(start, bucket_for(self.nodes))
+        start = grow(start, max(start.bucket, bucket_for(nodes)))
         searching = clock.part(self.tree_share)
 
         def going() -> bool:

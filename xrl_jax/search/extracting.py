@@ -19,7 +19,7 @@ from xrl_jax.egraph.arrays import EGraph
 from xrl_jax.egraph.extraction.extract import extract
 from xrl_jax.egraph.extraction.instance import Instance
 from xrl_jax.egraph.extraction.of_egraph import enodes_of, instance_of_egraph
-from xrl_jax.egraph.tensor_graph import egraph_of, extracted
+from xrl_jax.egraph.tensor_graph import bucket_for, egraph_of, extracted
 from xrl_jax.egraph.tensor_saturation import grow_by, tensor_rules
 from xrl_jax.graph import graph as graph_lib
 from xrl_jax.graph.graph import TensorGraph
@@ -31,18 +31,33 @@ from xrl_jax.search.run import Reached, Turn
 from xrl_jax.search.states import Space, State, in_one_bucket
 
 
-def compile_for_egraphs(problem: Problem, bucket: int) -> None:
+def room_for(nodes: int, n: int) -> int:
+    """Return the limit on the e-nodes of a graph that begins with n: a large program is searched
+    like a small one, however low the limit.
+    """
+    return max(nodes, 2 * n)
+
+
+def start_buckets(problem: Problem, nodes: int) -> list[tuple[TensorGraph, int]]:
+    """Return the graphs of the program, each with the bucket that it is searched in if the e-graph
+    begins with it alone and has at most so many e-nodes.
+    """
+    return [
+        (g, bucket_for(room_for(nodes, int(np.count_nonzero(np.asarray(g.nodes.op))))))
+        for g in in_one_bucket(problem.program)
+    ]
+
+
+def compile_for_egraphs(problem: Problem, graph: TensorGraph, bucket: int) -> None:
     """Compile what searches on e-graphs of a bucket call, or read it from JAX's cache."""
     space = Space(problem.rules, jnp.asarray(problem.program.digests()))
     rules = tensor_rules(problem.rules.rules)
     costs = problem.oracle.costs
-    for graph in in_one_bucket(problem.program):
-        state = space.start(graph, costs)
-        egraph = egraph_of([state.graph], bucket)
-        grow_by(rules, np.zeros(len(rules.rule_of), bool), egraph, bucket)
-        nothing = jnp.zeros(bucket, jnp.int32)
-        right = fitting_now(egraph, allowed_lowerings(problem.rules.rules))
-        enode_costs_now(costs, egraph, right, Choice(nothing, nothing), jnp.int32(1))
+    egraph = egraph_of([space.start(graph, costs).graph], bucket)
+    grow_by(rules, np.zeros(len(rules.rule_of), bool), egraph, bucket)
+    nothing = jnp.zeros(bucket, jnp.int32)
+    right = fitting_now(egraph, allowed_lowerings(problem.rules.rules))
+    enode_costs_now(costs, egraph, right, Choice(nothing, nothing), jnp.int32(1))
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -22,6 +23,8 @@ from xrl_jax.language.rule import Rule
 from xrl_jax.runtime.engine_jit import engine_jit
 
 _MOST_ACTIONS = 10  # of a rollout
+_PRIOR = 4.0  # weight of a prior, of that of all rules
+NO_PRIOR: Mapping[str, float] = MappingProxyType({})
 _LEAST_SECONDS = 1e-12  # costs are positive, also of a graph of views only
 
 
@@ -37,10 +40,13 @@ class Action(NamedTuple):
     weight: float
 
 
-def actions_of(rules: Sequence[Rule]) -> list[Action]:
+def actions_of(rules: Sequence[Rule], prior: Mapping[str, float] = NO_PRIOR) -> list[Action]:
     """Return the actions: every rule, every family, all rules with one root, and all rules.
 
     So plain saturation is one of the paths through the tree.
+
+    Args:
+      prior: how promising rules are, by name; the sum is at most 1.
     """
     one = np.eye(len(rules), dtype=bool)
     names = sorted({r.family for r in rules})
@@ -48,7 +54,8 @@ def actions_of(rules: Sequence[Rule]) -> list[Action]:
     single = np.array([len(r.lhs) == 1 for r in rules])
     groups = [*families, single, np.ones(len(rules), bool)]
     weight = len(rules) / len(groups)  # as likely together as all rules
-    return [*(Action(row, 1.0) for row in one), *(Action(row, weight) for row in groups)]
+    each = [1.0 + _PRIOR * len(rules) * prior.get(r.name, 0.0) for r in rules]
+    return [*map(Action, one, each), *(Action(row, weight) for row in groups)]
 
 
 class Saturating:
@@ -59,6 +66,7 @@ class Saturating:
       allowed: from `cost.enodes.allowed_lowerings`.
       n_outputs: see `tensor_graph.extracted`.
       threads: simulations that are made at the same time.
+      prior: see `actions_of`.
     """
 
     def __init__(
@@ -70,10 +78,11 @@ class Saturating:
         allowed: jax.Array,
         n_outputs: int,
         threads: int,
+        prior: Mapping[str, float] = NO_PRIOR,
     ) -> None:
         self.rules, self.costs, self.nodes = rules, costs, nodes
         self.allowed, self.n_outputs = allowed, jnp.int32(n_outputs)
-        self.actions = actions_of(rules.rules)
+        self.actions = actions_of(rules.rules, prior)
         self.n_actions = len(self.actions)
         self.threads = threads
         self.used = np.zeros(len(rules.rules), bool)  # rules that some e-graph was grown by

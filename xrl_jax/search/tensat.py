@@ -8,6 +8,7 @@ from what is extracted, not from the e-graph; and the extracted programs are tim
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 
 from xrl_jax.egraph.limits import Limits, Stop
-from xrl_jax.egraph.tensor_graph import BUCKETS, bucket_for, egraph_of, roots_of
+from xrl_jax.egraph.tensor_graph import BUCKETS, egraph_of, roots_of
 from xrl_jax.egraph.tensor_saturation import (
     TensorRules,
     saturate_graph,
@@ -24,7 +25,12 @@ from xrl_jax.egraph.tensor_saturation import (
 from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.search.base import Budget, Problem, SearchResult, Step
 from xrl_jax.search.descend import Descent
-from xrl_jax.search.extracting import Extraction, compile_for_egraphs
+from xrl_jax.search.extracting import (
+    Extraction,
+    compile_for_egraphs,
+    room_for,
+    start_buckets,
+)
 from xrl_jax.search.moves import chooses_lowering
 from xrl_jax.search.run import Reached, Turn
 from xrl_jax.search.starting_points import run_macro, siblings_merged
@@ -38,7 +44,7 @@ class Tensat:
     """Equality saturation and extraction.
 
     Attributes:
-      nodes: most e-nodes of a graph (Tensat: 50,000).
+      nodes: most e-nodes of a graph (Tensat: 50,000), if it begins with at most half as many.
       iterations: most iterations (Tensat's k_max).
       merging: iterations in which rules that merge two operators are used (Tensat's k_multi);
         unless 0, the e-graph also begins with the program in which all siblings are merged.
@@ -62,9 +68,11 @@ class Tensat:
 
     def compile(self, problem: Problem) -> None:
         """Compile what the search calls."""
-        for bucket in BUCKETS:
-            if bucket <= bucket_for(self.nodes):
-                compile_for_egraphs(problem, bucket)
+        for graph, last in start_buckets(problem, self.nodes):
+            first = egraph_of([graph]).bucket
+            for bucket in BUCKETS:
+                if first <= bucket <= last:
+                    compile_for_egraphs(problem, graph, bucket)
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         phases = after_descents(self.descent, self.greedy_share, self._saturated)
@@ -75,10 +83,12 @@ class Tensat:
         run, space, _, index, clock, _ = turn
         rules = tensor_rules(space.rules.rules)
         seeds = with_merged(turn) if self.merging else turn.reached
-        limits = Limits(self.iterations, self.nodes, self.saturation_share * clock.left)
+        start = egraph_of(in_one_egraph(seeds))
+        nodes = room_for(self.nodes, int(start.n))
+        limits = Limits(self.iterations, nodes, self.saturation_share * clock.left)
         done = saturate_graph(
             rules,
-            egraph_of(in_one_egraph(seeds)),
+            start,
             limits=limits,
             merging=self.merging,
             filter_cycles=self.filter_cycles,
@@ -125,11 +135,14 @@ def with_merged(turn: Turn) -> list[Reached]:
 
 
 def in_one_egraph(reached: Sequence[Reached]) -> list[TensorGraph]:
-    """Return the graphs of states that one e-graph may hold: the first only if it has pinned nodes,
-    which must not be run twice.
+    """Return the graphs of states that one e-graph may hold: those that fit, and the first only if
+    it has pinned nodes, which must not be run twice.
     """
     graphs = [state.graph for state, _ in reached]
-    return graphs[:1] if any(map(_has_pinned, graphs)) else graphs
+    if any(map(_has_pinned, graphs)):
+        return graphs[:1]
+    sizes = itertools.accumulate(np.count_nonzero(np.asarray(g.nodes.op)) for g in graphs)
+    return [g for g, n in zip(graphs, sizes, strict=True) if 2 * n < BUCKETS[-1]]
 
 
 def _has_pinned(graph: TensorGraph) -> bool:
