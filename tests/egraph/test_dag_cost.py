@@ -24,7 +24,8 @@ from xrl_jax.language.rule_files import standard_rules
 from xrl_jax.runtime.engine_jit import engine_jit
 
 BUCKET = 2048
-structure_now, shared_now, total_now = map(engine_jit, (structure_of, shared, total))
+structure_now, shared_now = engine_jit(structure_of), engine_jit(shared)
+total_now = engine_jit(total)
 X, W = jnp.ones((4, 8)), jnp.ones((8, 8))
 
 

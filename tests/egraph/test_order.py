@@ -16,14 +16,15 @@ order_of_now, order_chosen_now = engine_jit(order_of), engine_jit(order_chosen)
 
 def egraph(*enodes: tuple[int, tuple[int, ...]], root: int) -> EGraph:
     """Return the e-graph of (class, arguments) in slots 1, 2, ..."""
-    op, parent = np.zeros(BUCKET, np.int32), np.arange(BUCKET, dtype=np.int32)
-    args = np.zeros((BUCKET, 6), np.int32)
+    ops, names = np.zeros(BUCKET, np.int32), np.arange(BUCKET, dtype=np.int32)
+    reads = np.zeros((BUCKET, 6), np.int32)
     for slot, (c, read) in enumerate(enodes, start=1):
-        op[slot], parent[slot], args[slot, : len(read)] = 1, c, read
+        ops[slot], names[slot], reads[slot, : len(read)] = 1, c, read
     none = jnp.zeros((BUCKET, 2), jnp.int32)
     n = jnp.int32(len(enodes) + 1)
     roots = jnp.asarray([root], jnp.int32)
-    return EGraph(*map(jnp.asarray, (op, args)), none, none, jnp.asarray(parent), n, roots)
+    op, args, parent = (jnp.asarray(x) for x in (ops, reads, names))
+    return EGraph(op, args, none, none, parent, n, roots)
 
 
 def slots(order: Order) -> list[int]:
