@@ -6,6 +6,7 @@ used in the first iterations only (Yang et al., MLSys 2021).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -54,7 +55,12 @@ class TensorRules(NamedTuple):
 
 def tensor_rules(rules: Sequence[Rule]) -> TensorRules:
     """Return those of the rules that are of use in e-graphs."""
-    compiled: CompiledRules = compile_rules([r for r in rules if applies(r)])
+    return _compiled(tuple(r for r in rules if applies(r)))
+
+
+@functools.lru_cache(maxsize=4)  # takes half a second; a search asks several times
+def _compiled(rules: tuple[Rule, ...]) -> TensorRules:
+    compiled: CompiledRules = compile_rules(rules)
     rule_of = np.asarray(compiled.table.variant_rule)
     return TensorRules(compiled.rules, compiled.table, patterns_of(compiled.table), rule_of)
 

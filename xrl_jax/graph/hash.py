@@ -23,33 +23,21 @@ _LANES = 2  # two 32-bit lanes make a 64-bit hash; JAX has no 64-bit integers by
 _SEEDS = np.array([0x9E3779B9, 0x85EBCA6B], np.uint32)
 
 
-_FIRST = np.array([0x7FEB352D, 0x846CA68B], np.uint32)  # odd multipliers, by lane
-_SECOND = np.array([0x9E485565, 0xC2B2AE35], np.uint32)
-
-
 def _mix(h: jax.Array) -> jax.Array:
-    """Apply a bijective finaliser on uint32 [..., 2]: shifts and odd multipliers."""
-    return _mixed_by(h, jnp.asarray(_FIRST), jnp.asarray(_SECOND))
-
-
-def _mixed_by(h: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    h = (h ^ (h >> 16)) * first
-    h = (h ^ (h >> 15)) * second
+    """Apply a bijective finaliser on uint32: shifts and odd multipliers, different per lane."""
+    m1 = jnp.asarray(np.array([0x7FEB352D, 0x846CA68B], np.uint32))
+    m2 = jnp.asarray(np.array([0x9E485565, 0xC2B2AE35], np.uint32))
+    h = (h ^ (h >> 16)) * m1
+    h = (h ^ (h >> 15)) * m2
     return h ^ (h >> 16)
 
 
 def fold_words(words: jax.Array) -> jax.Array:
     """Hash [..., W] uint32 words to [..., 2], by a fixed scan over the words."""
-    words = jnp.moveaxis(words, -1, 0)  # so that a CPU hashes several at once
-
-    def lane(k: int) -> jax.Array:
-        h = jnp.full(words.shape[1:], _SEEDS[k])
-        for i in range(len(words)):
-            h = h * jnp.uint32(31) + words[i] + jnp.uint32(i + 1)
-            h = _mixed_by(h, jnp.asarray(_FIRST[k]), jnp.asarray(_SECOND[k]))
-        return h
-
-    return jnp.stack([lane(k) for k in range(_LANES)], axis=-1)
+    h = jnp.broadcast_to(jnp.asarray(_SEEDS), (*words.shape[:-1], _LANES))
+    for i in range(words.shape[-1]):
+        h = _mix(h * jnp.uint32(31) + words[..., i, None] + jnp.uint32(i + 1))
+    return h
 
 
 def dot_words(words: jax.Array) -> jax.Array:

@@ -21,7 +21,7 @@ import numpy as np
 
 from xrl_jax.cost.enodes import allowed_lowerings, least_cost_now
 from xrl_jax.egraph import uct
-from xrl_jax.egraph.arrays import grow
+from xrl_jax.egraph.arrays import EGraph, grow
 from xrl_jax.egraph.tensor_graph import bucket_for, egraph_of
 from xrl_jax.egraph.tensor_saturation import tensor_rules
 from xrl_jax.search.base import Budget, Problem, SearchResult, Step
@@ -57,9 +57,11 @@ class EqsatMCTS:
     Attributes:
       nodes: see `Tensat` (Hartmann: 2,000).
       simulations: of each round (Hartmann: 128 for each action that is taken).
-      rounds: most rounds; fewer if one finds nothing better.
+      rounds: most rounds.
+      patience: rounds in a row that may find nothing better.
       batch: simulations that are made at the same time.
       tree_share: share of a round's time for tree search; the rest is for extraction.
+      exact_share: share of the time, at least, for mixed-integer programs, after the last round.
       greedy_share: see `Tensat`.
       own_start: see `Tensat`.
       prior: None for none.
@@ -68,9 +70,11 @@ class EqsatMCTS:
 
     nodes: int = 2000
     simulations: int = 128
-    rounds: int = 4
+    rounds: int = 8
+    patience: int = 1
     batch: int = 2
     tree_share: float = 0.6
+    exact_share: float = 0.4
     greedy_share: float = 0.4
     own_start: bool = False
     prior: Prior | None = None
@@ -99,19 +103,27 @@ class EqsatMCTS:
         """Return the best programs found, best first."""
         clock, run, key = turn.clock, turn.run, turn.key
         reached = sorted(turn.reached, key=lambda r: r[0].seconds)
+        searching = clock.part(1 - self.exact_share)
+        idle, last = 0, None
         for n in range(self.rounds):
-            if run.out_of_budget(clock):
+            if run.out_of_budget(searching) or idle > self.patience:
                 break
             key, this = jax.random.split(key)
-            part = clock.part(1 / (self.rounds - n))
-            before = reached[0][0].seconds
-            reached = self._round(turn._replace(reached=reached, clock=part, key=this), prior)
-            if not reached[0][0].seconds < before * (1 - 1e-3):
-                break
+            part = searching.part(1 / (self.rounds - n))
+            now = turn._replace(reached=reached, clock=part, key=this)
+            grown = self._grown(now, prior)
+            found = self.extraction(now, *grown, programs=False)
+            better = found[0][0].seconds < reached[0][0].seconds * (1 - 1e-3)
+            idle = 0 if better else idle + 1
+            last = grown if better or last is None else last
+            reached = found
+        if last is not None:
+            reached = self.extraction(turn._replace(reached=reached), *last)
         best = self.descent(turn._replace(reached=reached[:1]), phase="descending")
         return [best, *reached]
 
-    def _round(self, turn: Turn, prior: Mapping[str, float]) -> list[Reached]:
+    def _grown(self, turn: Turn, prior: Mapping[str, float]) -> tuple[EGraph, list[Step]]:
+        """Return the best e-graph that tree search finds, and what led to it."""
         run, space, _, index, clock, key = turn
         rules = tensor_rules(space.rules.rules)
         seeds = with_merged(turn)
@@ -148,4 +160,4 @@ class EqsatMCTS:
         run.candidates += found.simulations
         text = f"{int(found.state.n) - 1:,} e-nodes after {found.simulations} simulations"
         steps = steps_to(seeds, rules, environment.used, Step(index, STEP, text, 0.0))
-        return self.extraction(turn, found.state, steps)
+        return found.state, steps

@@ -79,13 +79,16 @@ class Extraction:
     keep: int = 3
     descent: Descent = field(default_factory=Descent)
 
-    def __call__(self, turn: Turn, egraph: EGraph, steps: list[Step]) -> list[Reached]:
+    def __call__(
+        self, turn: Turn, egraph: EGraph, steps: list[Step], *, programs: bool = True
+    ) -> list[Reached]:
         """Return the best of the turn's states and of the programs found whose operators are all
         timed, best first: a prediction may be far too good, and extraction looks for such.
 
         Args:
           turn: its states are of the graph that the e-graph was made from.
           steps: what led to the e-graph; those of a descent are added.
+          programs: whether mixed-integer programs are solved at the end.
         """
         run = turn.run
         work = _Work(self, turn, egraph, steps)
@@ -94,7 +97,7 @@ class Extraction:
             if run.out_of_budget(rounds):
                 break
             again = work.round(rounds.part(self.exact_share), programs=exact)
-            if not again and exact:
+            if not again and (exact or not programs):
                 break
             exact = not again
             run.report("extracting")
