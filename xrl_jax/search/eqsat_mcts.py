@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import jax
@@ -24,6 +24,7 @@ from xrl_jax.egraph import uct
 from xrl_jax.egraph.arrays import EGraph, grow
 from xrl_jax.egraph.tensor_graph import bucket_for, egraph_of
 from xrl_jax.egraph.tensor_saturation import tensor_rules
+from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.search.base import Budget, Problem, SearchResult, Step
 from xrl_jax.search.descend import Descent
 from xrl_jax.search.extracting import (
@@ -38,6 +39,7 @@ from xrl_jax.search.tensat import after_descents, in_one_egraph, steps_to, with_
 from xrl_jax.search.walk import Walk
 
 STEP = "mcts-over-e-graphs"
+_LEAST_SECONDS = 1e-3  # for the search when the prior has taken all
 
 
 class Prior(Protocol):
@@ -94,7 +96,9 @@ class EqsatMCTS:
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         asking, key = jax.random.split(key)
+        clock = Stopwatch(budget.seconds)
         prior = NO_PRIOR if self.prior is None else self.prior(problem, asking)
+        budget = replace(budget, seconds=max(clock.left, _LEAST_SECONDS))
         search = functools.partial(self._searched, prior=prior)
         phases = after_descents(self.descent, self.greedy_share, search)
         return self.walk(problem, budget, key, phases, from_starting_points=not self.own_start)
