@@ -219,7 +219,17 @@ def _with(graph: EGraph, slots: jax.Array, nodes: ENodes) -> EGraph:
 
 
 def rebuild(graph: EGraph, commutative: jax.Array | None = None) -> EGraph:
-    """Restore the invariants: equal e-nodes become one, and their classes are united.
+    """Restore the invariants.
+
+    Args:
+      commutative: see `closed`.
+    """
+    return compact(closed(graph, commutative))
+
+
+def closed(graph: EGraph, commutative: jax.Array | None = None) -> EGraph:
+    """Make equal e-nodes one, and unite their classes. The others keep their slots, so that there
+    are gaps.
 
     Args:
       commutative: [O] bool, operators whose first two arguments are sorted; None for none.
@@ -234,8 +244,7 @@ def rebuild(graph: EGraph, commutative: jax.Array | None = None) -> EGraph:
         op = jnp.where(again, HOLE, graph.op)
         return graph._replace(op=op, parent=parent), jnp.any(parent != graph.parent)
 
-    graph, _ = jax.lax.while_loop(lambda c: c[1], once, (graph, jnp.bool_(True)))
-    return compact(graph)
+    return jax.lax.while_loop(lambda c: c[1], once, (graph, jnp.bool_(True)))[0]
 
 
 def in_order(op: jax.Array, args: jax.Array, commutative: jax.Array | None) -> jax.Array:
@@ -250,22 +259,30 @@ def compact(graph: EGraph) -> EGraph:
     """Move e-nodes to the front, and name each class after its first e-node."""
     n = graph.bucket
     live = graph.op != HOLE
-    slot = jnp.where(live, jnp.cumsum(live, dtype=jnp.int32), n)
+    slot = _packed(live)
     name = jnp.full(n, n, jnp.int32).at[graph.parent].min(slot)
     name = jnp.where(name < n, name, 0).at[0].set(0)
     moved = name[graph.parent]
 
-    def put(values: jax.Array, blank: jax.Array) -> jax.Array:
-        return blank.at[slot].set(values, mode="drop")
-
     nodes = nodes_of(graph)._replace(args=moved[graph.args])
-    nodes = jax.tree.map(lambda x: put(x, jnp.zeros_like(x)), nodes)
+    nodes = jax.tree.map(lambda x: compacted(graph, x), nodes)
     return EGraph(
         nodes.op,
         nodes.args,
         nodes.data,
         nodes.notes,
-        parent=put(moved, jnp.arange(n, dtype=jnp.int32)),
+        parent=jnp.arange(n, dtype=jnp.int32).at[slot].set(moved, mode="drop"),
         n=jnp.sum(live, dtype=jnp.int32) + 1,
         roots=moved[graph.roots],
     )
+
+
+def compacted(graph: EGraph, values: jax.Array) -> jax.Array:
+    """Return what belongs to e-nodes [N, ...] where `compact` puts them, and zeros elsewhere."""
+    slot = _packed(graph.op != HOLE)
+    return jnp.zeros_like(values).at[slot].set(values, mode="drop")
+
+
+def _packed(live: jax.Array) -> jax.Array:
+    """Return the slots [N] from 1 on of what is live; the bucket's size for the others."""
+    return jnp.where(live, jnp.cumsum(live, dtype=jnp.int32), len(live))

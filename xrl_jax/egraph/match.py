@@ -14,6 +14,7 @@ the language.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -129,12 +130,18 @@ def begin(
 
 
 def take(
-    patterns: Patterns, graph: EGraph, n_ops: int, matching: Matching
+    patterns: Patterns,
+    graph: EGraph,
+    n_ops: int,
+    matching: Matching,
+    wanted: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
 ) -> tuple[Matching, Matches]:
     """Return the next window of matches [C]; fewer only if there are no more.
 
     Args:
       graph, n_ops: those that matching began with.
+      wanted: from trees [C] and what their positions stand for [C, P], which matches to return;
+        all by default.
     """
     window, n_levels = matching.levels.tree.shape[1], matching.levels.tree.shape[0]
     index = matching.index
@@ -153,6 +160,7 @@ def take(
 
         def collect() -> Matching:
             bound, ok = _bind(patterns, graph, tree, nodes, exists)
+            ok = ok if wanted is None else ok & wanted(tree, bound)
             at = jnp.where(ok, carry.n + jnp.cumsum(ok) - 1, 2 * window)
             return carry._replace(
                 levels=levels,

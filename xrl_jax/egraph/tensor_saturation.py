@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.egraph import arrays
+from xrl_jax.egraph import arrays, seminaive
 from xrl_jax.egraph.arrays import HOLE, EGraph
 from xrl_jax.egraph.limits import DEFAULT, Iteration, Limits, Stop, reached
 from xrl_jax.egraph.patterns import Patterns
+from xrl_jax.egraph.seminaive import Stamps, no_stamps
 from xrl_jax.egraph.tensor_graph import BUCKETS, COMMUTATIVE
 from xrl_jax.egraph.tensor_step import TensorStep, iterate_now, patterns_of
 from xrl_jax.language.rule import Rule, Var
@@ -124,17 +125,19 @@ def saturate_graph(
     every = rules.variants(lambda r: True)
     done: list[Iteration] = []
     history: list[Before] = []
+    stamps = no_stamps(graph.bucket, len(single))
     unpaired, clock, stop = 0, Stopwatch(limits.seconds), None
     try:
         while stop is None:
             merges = len(done) < merging
             active = every if merges else single
             history += [Before(graph, active)] if remember else []
-            step = _step(rules, active, graph, limits.nodes)
-            graph = step.graph
+            step = _step(rules, active, graph, stamps, limits.nodes)
+            graph, stamps = step.graph, step.stamps
             unpaired += int(step.missing)
             if filter_cycles:
                 graph = without_cycles(graph)
+                stamps = no_stamps(graph.bucket, len(single))
             nodes, classes = arrays.counts(graph)
             done.append(Iteration(int(nodes), int(classes), by_rule(rules, step)))
             tell(done[-1])
@@ -151,27 +154,41 @@ def saturate_graph(
     return Saturation(graph, tuple(done), stop, unpaired, tuple(history))
 
 
-def grow_by(rules: TensorRules, active: np.ndarray, graph: EGraph, nodes: int) -> TensorStep:
-    """Do one iteration with active variants [V], up to so many e-nodes."""
+def grow_by(
+    rules: TensorRules,
+    active: np.ndarray,
+    graph: EGraph,
+    nodes: int,
+    stamps: Stamps | None = None,
+) -> TensorStep:
+    """Do one iteration with active variants [V], up to so many e-nodes.
+
+    Args:
+      stamps: of the e-graph; by default nothing was applied to it.
+    """
+    stamps = no_stamps(graph.bucket, len(active)) if stamps is None else stamps
     return iterate_now(
         rules.table,
         rules.patterns,
         jnp.asarray(active),
         graph,
+        stamps,
         jnp.int32(nodes + 1),
         window=WINDOW,
         n_halves=4 * graph.bucket,
     )
 
 
-def _step(rules: TensorRules, active: np.ndarray, graph: EGraph, nodes: int) -> TensorStep:
+def _step(
+    rules: TensorRules, active: np.ndarray, graph: EGraph, stamps: Stamps, nodes: int
+) -> TensorStep:
     """Return the next iteration, in a larger bucket if the limit allows more e-nodes."""
     while True:
-        step = grow_by(rules, active, graph, nodes)
+        step = grow_by(rules, active, graph, nodes, stamps)
         larger = [b for b in BUCKETS if b > graph.bucket]
         if not bool(step.full) or graph.bucket > nodes or not larger:
             return step
-        graph = arrays.grow(graph, larger[0])
+        graph, stamps = arrays.grow(graph, larger[0]), seminaive.grown(stamps, larger[0])
 
 
 def by_rule(rules: TensorRules, step: TensorStep) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from xrl_jax.egraph.apply import Applying, NewENodes, apply_at, applying, differ
 from xrl_jax.egraph.arrays import EGraph
 from xrl_jax.egraph.match import Matching, begin, take
 from xrl_jax.egraph.patterns import NO_VALUE, Patterns
+from xrl_jax.egraph.seminaive import Stamps, after, differing, is_new, no_stamps
 from xrl_jax.egraph.tensor_graph import (
     COMMUTATIVE,
     as_tensor_graph,
@@ -70,7 +71,8 @@ class TensorStep(NamedTuple):
     """The result of an iteration."""
 
     graph: EGraph
-    matches: jax.Array  # [V] int32, number of places where each variant was applied
+    stamps: Stamps
+    matches: jax.Array  # [V] int32, number of new places where each variant was applied
     changed: jax.Array  # bool, whether the e-graph differs from the one before
     full: jax.Array  # bool, whether there was no room for some matches, which were not applied
     missing: jax.Array  # int32, halves for which there was no room; their pairs were not tried
@@ -104,6 +106,7 @@ class _Frozen(NamedTuple):
     graph: EGraph
     features: Nodes
     seen: jax.Array  # [N] the e-node by which conditions see a class: a constant if there is one
+    stamps: Stamps
 
 
 def iterate(
@@ -111,6 +114,7 @@ def iterate(
     patterns: Patterns,
     active: jax.Array,
     graph: EGraph,
+    stamps: Stamps,
     most: jax.Array | int,
     *,
     window: int,
@@ -119,11 +123,12 @@ def iterate(
     """Do one iteration with the active variants [V] on a rebuilt e-graph.
 
     Args:
+      stamps: of the e-graph; matches that were applied before are left out.
       most: the most slots that may be in use afterwards, the hole included.
       window: C, at least the number of trees.
       n_halves: S, room for matches of rules with two roots.
     """
-    frozen = _frozen(rules, patterns, graph)
+    frozen = _frozen(rules, patterns, graph, stamps)
     first = applying(graph, len(rules.variant_rule), most)
     halves, done = _over_rows(
         frozen,
@@ -134,15 +139,22 @@ def iterate(
         window=window,
         n_halves=n_halves,
     )
+    missing = jnp.maximum(halves.n - n_halves, 0)
+    applied = active & ~done.full & ((rules.variant_trees[:, 1] < 0) | (missing == 0))
 
-    def restored() -> tuple[EGraph, jax.Array]:
-        rebuilt = arrays.rebuild(done.graph, jnp.asarray(COMMUTATIVE))
-        return rebuilt, differ(rebuilt, graph)
+    def restored() -> tuple[EGraph, Stamps, jax.Array]:
+        closed = arrays.closed(done.graph, jnp.asarray(COMMUTATIVE))
+        new = after(stamps, _differing(frozen, closed), applied)
+        new = new._replace(changed=arrays.compacted(closed, new.changed))
+        rebuilt = arrays.compact(closed)
+        return rebuilt, new, differ(rebuilt, graph)
 
-    rebuilt, changed = jax.lax.cond(done.changed, restored, lambda: (graph, jnp.bool_(False)))
-    return TensorStep(
-        rebuilt, done.matches, changed, done.full, jnp.maximum(halves.n - n_halves, 0)
-    )
+    def same() -> tuple[EGraph, Stamps, jax.Array]:
+        none = jnp.zeros(graph.bucket, bool)
+        return graph, after(stamps, none, applied), jnp.bool_(False)
+
+    rebuilt, stamps, changed = jax.lax.cond(done.changed, restored, same)
+    return TensorStep(rebuilt, stamps, done.matches, changed, done.full, missing)
 
 
 iterate_now = engine_jit(iterate, static_argnames=("window", "n_halves"))
@@ -175,7 +187,7 @@ def applications(
     Args:
       room: R, at least the window.
     """
-    frozen = _frozen(rules, patterns, graph)
+    frozen = _frozen(rules, patterns, graph, no_stamps(graph.bucket, len(rules.variant_rule)))
     n_bound = 2 * P
 
     def record(rows: _Rows, log: Applications) -> Applications:
@@ -201,9 +213,16 @@ def applications(
 applications_now = engine_jit(applications, static_argnames=("window", "n_halves", "room"))
 
 
-def _frozen(rules: RuleTable, patterns: Patterns, graph: EGraph) -> _Frozen:
+def _frozen(rules: RuleTable, patterns: Patterns, graph: EGraph, stamps: Stamps) -> _Frozen:
     features = features_of(graph)
-    return _Frozen(rules, patterns, graph, features, _seen(graph, features))
+    return _Frozen(rules, patterns, graph, features, _seen(graph, features), stamps)
+
+
+def _differing(frozen: _Frozen, graph: EGraph) -> jax.Array:
+    """Return which e-nodes differ from those that are matched, or are seen differently [N]."""
+    features = features_of(graph)
+    fixed = features.weight_only != frozen.features.weight_only
+    return differing(frozen.graph, graph) | fixed | (_seen(graph, features) != frozen.seen)
 
 
 S = TypeVar("S")
@@ -263,7 +282,13 @@ def _from_matching(
 ) -> tuple[Matching, _Halves, _Rows]:
     """Take matches: those of one root to be applied, others to be paired."""
     rules, patterns = frozen.rules, frozen.patterns
-    matching, (tree, bound, ok) = take(patterns, frozen.graph, ops.N_OPS, matching)
+
+    def wanted(tree: jax.Array, bound: jax.Array) -> jax.Array:
+        variant = rules.tree_variant[tree]
+        paired = rules.variant_trees[variant, 1] >= 0  # with halves that may be new
+        return paired | is_new(frozen.stamps, variant, bound)
+
+    matching, (tree, bound, ok) = take(patterns, frozen.graph, ops.N_OPS, matching, wanted)
     bound = jnp.where(patterns.at_slot[tree] >= 0, frozen.seen[bound], bound)
     variant = rules.tree_variant[tree]
     single = rules.variant_trees[variant, 1] < 0
@@ -309,13 +334,15 @@ def _from_pairs(frozen: _Frozen, halves: _Halves, window: int) -> tuple[_Halves,
     right = halves.order[jnp.clip(halves.low[left] + offset, 0, size - 1)]
     variant = rules.tree_variant[halves.tree[left]]
     one, other = halves.bound[left], halves.bound[right]
+    both = jnp.concatenate([one, other], axis=1)
     classes, others = frozen.graph.parent[one], frozen.graph.parent[other]
+    ok &= is_new(frozen.stamps, variant, jnp.concatenate([both, classes, others], axis=1))
     ok &= classes[:, 0] != others[:, 0]
     ok &= ~rules.symmetric[variant] | (one[:, 0] < other[:, 0])
     cross = rules.cross_same[variant]
     equal = jnp.take_along_axis(classes, jnp.maximum(cross, 0), axis=1) == others
     ok &= jnp.all((cross < 0) | equal, axis=1)
-    rows = _Rows(variant, jnp.concatenate([one, other], axis=1), ok)
+    rows = _Rows(variant, both, ok)
     return halves._replace(taken=halves.taken + window), rows
 
 

@@ -4,8 +4,8 @@ An e-graph of all programs outgrows any limit, so which rules are applied, and i
 decides what it holds. Tree search looks for a good order; an action applies a rule, or a group of
 rules, wherever they match. Differences from the paper: the groups; the reward sees merges
 (`egraph.dag_cost`); rollouts prefer actions that occurred in good ones; after each round the best
-program is extracted and timed, and the next round begins with a small e-graph of it; a trained
-policy may say which rules are promising.
+program is extracted and timed, and the next round begins with a small e-graph of it; a round also
+tries what plain saturation makes; a trained policy may say which rules are promising.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 from xrl_jax.cost.enodes import allowed_lowerings, least_cost_now
 from xrl_jax.egraph import uct
 from xrl_jax.egraph.arrays import EGraph, grow
+from xrl_jax.egraph.limits import Limits
 from xrl_jax.egraph.tensor_graph import bucket_for, egraph_of
 from xrl_jax.egraph.tensor_saturation import tensor_rules
 from xrl_jax.measure.stopwatch import Stopwatch
@@ -35,7 +36,13 @@ from xrl_jax.search.extracting import (
 )
 from xrl_jax.search.run import Reached, Turn
 from xrl_jax.search.saturating import NO_PRIOR, Saturating
-from xrl_jax.search.tensat import after_descents, in_one_egraph, steps_to, with_merged
+from xrl_jax.search.tensat import (
+    after_descents,
+    in_one_egraph,
+    saturated,
+    steps_to,
+    with_merged,
+)
 from xrl_jax.search.walk import Walk
 
 STEP = "mcts-over-e-graphs"
@@ -114,17 +121,25 @@ class EqsatMCTS:
                 break
             key, this = jax.random.split(key)
             part = searching.part(1 / (self.rounds - n))
-            now = turn._replace(reached=reached, clock=part, key=this)
-            grown = self._grown(now, prior)
-            found = self.extraction(now, *grown, programs=False)
-            better = found[0][0].seconds < reached[0][0].seconds * (1 - 1e-3)
-            idle = 0 if better else idle + 1
-            last = grown if better or last is None else last
-            reached = found
+            before = reached[0][0].seconds
+            for growing in (self._saturated, functools.partial(self._grown, prior=prior)):
+                now = turn._replace(reached=reached, clock=part, key=this)
+                grown = growing(now)
+                found = self.extraction(now, *grown, programs=False)
+                better = found[0][0].seconds < reached[0][0].seconds
+                last = grown if better or last is None else last
+                reached = found
+            idle = 0 if reached[0][0].seconds < before * (1 - 1e-3) else idle + 1
         if last is not None:
             reached = self.extraction(turn._replace(reached=reached), *last)
         best = self.descent(turn._replace(reached=reached[:1]), phase="descending")
         return [best, *reached]
+
+    def _saturated(self, turn: Turn) -> tuple[EGraph, list[Step]]:
+        """Return the e-graph that all rules make, and what led to it."""
+        seconds = self.tree_share * turn.clock.left
+        done, steps = saturated(turn, Limits(nodes=self.nodes, seconds=seconds), merging=1)
+        return done.graph, steps
 
     def _grown(self, turn: Turn, prior: Mapping[str, float]) -> tuple[EGraph, list[Step]]:
         """Return the best e-graph that tree search finds, and what led to it."""
@@ -153,7 +168,7 @@ class EqsatMCTS:
 
         found = uct.search(
             environment,
-            start,
+            environment.start(start),
             environment.cost(start),
             key,
             settings=self.uct,
@@ -162,6 +177,7 @@ class EqsatMCTS:
             going=going,
         )
         run.candidates += found.simulations
-        text = f"{int(found.state.n) - 1:,} e-nodes after {found.simulations} simulations"
+        grown = found.state.graph
+        text = f"{int(grown.n) - 1:,} e-nodes after {found.simulations} simulations"
         steps = steps_to(seeds, rules, environment.used, Step(index, STEP, text, 0.0))
-        return found.state, steps
+        return grown, steps

@@ -15,6 +15,7 @@ import numpy as np
 from xrl_jax.cost.enodes import least_cost_now
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.egraph.arrays import EGraph
+from xrl_jax.egraph.seminaive import Stamps, no_stamps
 from xrl_jax.egraph.tensor_saturation import TensorRules, by_rule, grow_by
 from xrl_jax.egraph.tensor_step import TensorStep
 from xrl_jax.egraph.uct import Request, Simulated
@@ -58,6 +59,13 @@ def actions_of(rules: Sequence[Rule], prior: Mapping[str, float] = NO_PRIOR) -> 
     return [*map(Action, one, each), *(Action(row, weight) for row in groups)]
 
 
+class Grown(NamedTuple):
+    """An e-graph, and what was applied to it."""
+
+    graph: EGraph
+    stamps: Stamps
+
+
 class Saturating:
     """E-graphs below a limit of e-nodes (`uct.Environment`).
 
@@ -98,26 +106,30 @@ class Saturating:
             self.known[key] = max(float(found.seconds), _LEAST_SECONDS)
         return self.known[key]
 
-    def weights(self, state: EGraph) -> np.ndarray:
-        """Return the weights of actions with a rule that matches, and 0 for the others."""
+    def start(self, graph: EGraph) -> Grown:
+        """Return the state of an e-graph to which nothing was applied."""
+        return Grown(graph, no_stamps(graph.bucket, len(self.rules.rule_of)))
+
+    def weights(self, state: Grown) -> np.ndarray:
+        """Return the weights of actions with a rule that matches anew, and 0 for the others."""
         every = self.rules.variants(lambda r: True)
         there = np.array(by_rule(self.rules, self._step(state, every))) > 0
         return np.array([a.weight * bool(np.any(a.rules & there)) for a in self.actions])
 
-    def simulate(self, requests: Sequence[Request[EGraph]]) -> list[Simulated[EGraph]]:
+    def simulate(self, requests: Sequence[Request[Grown]]) -> list[Simulated[Grown]]:
         if len(requests) < 2:
             return [self._simulated(request) for request in requests]
         with ThreadPoolExecutor(self.threads) as pool:
             return list(pool.map(self._simulated, requests))
 
-    def _simulated(self, request: Request[EGraph]) -> Simulated[EGraph]:
+    def _simulated(self, request: Request[Grown]) -> Simulated[Grown]:
         used = np.zeros(self.n_actions, np.int64)
         first = self._applied(request.state, request.action)
         if not bool(first.changed):
             return Simulated(None, 0.0, False, request.state, 0.0, used)
-        child, ended = first.graph, bool(first.full)
+        child, ended = Grown(first.graph, first.stamps), bool(first.full)
         rng = np.random.default_rng(np.asarray(jax.random.key_data(request.key)))
-        graph, over = child, ended
+        state, over = child, ended
         idle = np.zeros(self.n_actions, bool)
         for _ in range(_MOST_ACTIONS):
             if over or idle.all():
@@ -125,24 +137,24 @@ class Saturating:
             # The largest of these is drawn with a probability as of the softmax (Gumbel 1954).
             noisy = request.preferences + self._likely + rng.gumbel(size=self.n_actions)
             action = int(np.argmax(np.where(idle, -np.inf, noisy)))
-            step = self._applied(graph, action)
+            step = self._applied(state, action)
+            state = Grown(step.graph, step.stamps)
             if bool(step.changed):
-                graph, over = step.graph, bool(step.full)
+                over = bool(step.full)
                 idle[:] = False
                 used[action] += 1
             idle[action] = True
-        cost = self.cost(child)
-        final = cost if graph is child else self.cost(graph)
-        return Simulated(child, cost, ended, graph, final, used)
+        cost, final = self.cost(child.graph), self.cost(state.graph)
+        return Simulated(child, cost, ended, state, final, used)
 
-    def _applied(self, graph: EGraph, action: int) -> TensorStep:
-        step = self._step(graph, self.rules.of(self.actions[action].rules))
+    def _applied(self, state: Grown, action: int) -> TensorStep:
+        step = self._step(state, self.rules.of(self.actions[action].rules))
         with self._lock:
             self.used |= np.array(by_rule(self.rules, step)) > 0
         return step
 
-    def _step(self, graph: EGraph, active: np.ndarray) -> TensorStep:
-        return grow_by(self.rules, active, graph, self.nodes)
+    def _step(self, state: Grown, active: np.ndarray) -> TensorStep:
+        return grow_by(self.rules, active, state.graph, self.nodes, state.stamps)
 
 
 @engine_jit

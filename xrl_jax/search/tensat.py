@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from xrl_jax.egraph.limits import Limits, Stop
 from xrl_jax.egraph.tensor_graph import BUCKETS, egraph_of, roots_of
 from xrl_jax.egraph.tensor_saturation import (
+    Saturation,
     TensorRules,
     saturate_graph,
     tensor_rules,
@@ -80,30 +81,47 @@ class Tensat:
 
     def _saturated(self, turn: Turn) -> list[Reached]:
         """Return the best programs of the e-graph and those it was made from, best first."""
-        run, space, _, index, clock, _ = turn
-        rules = tensor_rules(space.rules.rules)
-        seeds = with_merged(turn) if self.merging else turn.reached
-        start = egraph_of(in_one_egraph(seeds))
-        nodes = room_for(self.nodes, int(start.n))
-        limits = Limits(self.iterations, nodes, self.saturation_share * clock.left)
-        done = saturate_graph(
-            rules,
-            start,
-            limits=limits,
+        done, steps = saturated(
+            turn,
+            Limits(self.iterations, self.nodes, self.saturation_share * turn.clock.left),
             merging=self.merging,
             filter_cycles=self.filter_cycles,
-            tell=lambda _: run.report("saturating"),
         )
-        if done.stop is Stop.INTERRUPTED:
-            raise KeyboardInterrupt
-        run.candidates += sum(sum(i.matches) for i in done.iterations)
-        used = np.sum([i.matches for i in done.iterations], axis=0) > 0
-        nodes, classes = done.counts
-        text = f"{nodes:,} e-nodes in {classes:,} classes; {done.stop.value}"
-        steps = steps_to(seeds, rules, used, Step(index, STEP, text, 0.0))
         found = self.extraction(turn, done.graph, steps)
         best = self.descent(turn._replace(reached=found[:1]), phase="descending")
         return [best, *found]
+
+
+def saturated(
+    turn: Turn, limits: Limits, *, merging: int, filter_cycles: bool = False
+) -> tuple[Saturation, list[Step]]:
+    """Return the saturated e-graph of the turn's states, and what led to it.
+
+    Args:
+      limits: more e-nodes are allowed where the states have many.
+      merging, filter_cycles: see `Tensat`.
+
+    Raises:
+      KeyboardInterrupt: after Ctrl-C.
+    """
+    rules = tensor_rules(turn.space.rules.rules)
+    seeds = with_merged(turn) if merging else turn.reached
+    start = egraph_of(in_one_egraph(seeds))
+    done = saturate_graph(
+        rules,
+        start,
+        limits=replace(limits, nodes=room_for(limits.nodes, int(start.n))),
+        merging=merging,
+        filter_cycles=filter_cycles,
+        tell=lambda _: turn.run.report("saturating"),
+    )
+    if done.stop is Stop.INTERRUPTED:
+        raise KeyboardInterrupt
+    turn.run.candidates += sum(sum(i.matches) for i in done.iterations)
+    used = np.sum([i.matches for i in done.iterations], axis=0) > 0
+    nodes, classes = done.counts
+    text = f"{nodes:,} e-nodes in {classes:,} classes; {done.stop.value}"
+    return done, steps_to(seeds, rules, used, Step(turn.index, STEP, text, 0.0))
 
 
 def after_descents(descent: Descent, share: float, search: GraphSearch) -> tuple[Phase, ...]:
