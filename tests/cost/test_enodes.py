@@ -75,7 +75,8 @@ def test_only_allowed_lowerings_are_chosen():
 @pytest.mark.parametrize("name", SMALL)
 def test_the_least_cost_is_that_of_an_extracted_program(name):
     graph = egraph_of([program_of(name).graph], BUCKET)
-    least = least_cost_now(costs(), graph, allowed(), ONE)
+    nothing = jnp.zeros(BUCKET, jnp.int32)
+    least = least_cost_now(costs(), graph, allowed(), Choice(nothing, nothing), ONE)
     node, lowering = (np.asarray(x) for x in least.choice)
     found = extracted(graph, node, 1, lowering)
     assert float(least.seconds) == pytest.approx(float(price(costs(), found)[1]), rel=0.05)

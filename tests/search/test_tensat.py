@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from tests.search.fakes import FakeOracle
+from xrl_jax.cost.enodes import allowed_lowerings
 from xrl_jax.cost.regions import Region
+from xrl_jax.egraph import uct
 from xrl_jax.egraph.tensor_graph import egraph_of
 from xrl_jax.egraph.tensor_saturation import tensor_rules
 from xrl_jax.frontends.jaxpr import from_jax
+from xrl_jax.graph import ops
 from xrl_jax.graph.graph import nodes_of
 from xrl_jax.language.rule_files import standard_rules
 from xrl_jax.language.table import CompiledRules, compile_rules
@@ -21,7 +24,7 @@ from xrl_jax.program.program import Program
 from xrl_jax.search.base import Budget, Problem, SearchResult, Step, Strategy
 from xrl_jax.search.eqsat_mcts import EqsatMCTS
 from xrl_jax.search.extracting import start_buckets
-from xrl_jax.search.saturating import actions_of
+from xrl_jax.search.saturating import Saturating, actions_of
 from xrl_jax.search.tensat import Tensat, steps_to
 
 X, *W = (jax.random.normal(jax.random.key(i), (8, 8)) for i in range(4))
@@ -59,7 +62,7 @@ def run(search: Strategy, of: Program | None = None) -> SearchResult:
     "search",
     [
         Tensat(greedy_share=0.0, own_start=True),
-        EqsatMCTS(greedy_share=0.0, own_start=True, simulations=8, rounds=1),
+        EqsatMCTS(greedy_share=0.0, own_start=True, simulations=8, rounds=3),
     ],
     ids=["tensat", "eqsat-mcts"],
 )
@@ -68,6 +71,40 @@ def test_all_products_of_an_array_become_one(search):
     assert [n.op for n in nodes_of(best.graph)[0]].count("dot") == 1
     for result, w in zip(best(X, *W), W, strict=True):
         np.testing.assert_allclose(result, X @ w, rtol=1e-4, atol=1e-5)
+
+
+def test_all_products_of_each_layer_become_one():
+    """Three layers of three products each."""
+
+    def layers(x: jax.Array, *w: jax.Array) -> jax.Array:
+        for _ in range(3):
+            q, k, v = (x @ each for each in w)
+            x = q * k + v
+        return x
+
+    found = run(Tensat(greedy_share=0.0, own_start=True), from_jax(layers, X, *W)).best[0].program
+    assert [n.op for n in nodes_of(found.graph)[0]].count("dot") == 3
+
+
+def test_tree_search_finds_the_merge():
+    """From an e-graph of the program alone, when operators are timed."""
+    oracle = FakeOracle(price)
+    Tensat(own_start=True)(Problem(program(), rules(), oracle), ENOUGH, jax.random.key(0))
+    start = egraph_of([program().graph])
+    environment = Saturating(
+        tensor_rules(rules().rules),
+        oracle.costs,
+        nodes=2000,
+        allowed=allowed_lowerings(rules().rules),
+        n_outputs=3,
+        threads=1,
+    )
+    state = environment.start(start, program().graph)
+    first = environment.cost(state)
+    found = uct.search(environment, state, first, jax.random.key(0), simulations=8)
+    assert (first, found.cost) == (pytest.approx(3e-3, rel=0.1), pytest.approx(1e-3, rel=0.1))
+    dots = np.asarray(found.state.graph.op) == ops.OPS["dot"].code
+    assert dots.sum() > 3
 
 
 def test_a_program_that_costs_nothing_is_searched():

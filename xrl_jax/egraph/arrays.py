@@ -224,27 +224,31 @@ def rebuild(graph: EGraph, commutative: jax.Array | None = None) -> EGraph:
     Args:
       commutative: see `closed`.
     """
-    return compact(closed(graph, commutative))
+    return compact(closed(graph, commutative)[0])
 
 
-def closed(graph: EGraph, commutative: jax.Array | None = None) -> EGraph:
+def closed(graph: EGraph, commutative: jax.Array | None = None) -> tuple[EGraph, jax.Array]:
     """Make equal e-nodes one, and unite their classes. The others keep their slots, so that there
     are gaps.
 
     Args:
       commutative: [O] bool, operators whose first two arguments are sorted; None for none.
-    """
 
-    def once(carry: tuple[EGraph, jax.Array]) -> tuple[EGraph, jax.Array]:
-        graph, _ = carry
+    Returns:
+      The e-graph; and for each e-node the slot of the equal one that is left [N].
+    """
+    each = jnp.arange(graph.bucket, dtype=jnp.int32)
+
+    def once(carry: tuple[EGraph, jax.Array, jax.Array]) -> tuple[EGraph, jax.Array, jax.Array]:
+        graph, left, _ = carry
         graph = graph._replace(args=in_order(graph.op, graph.parent[graph.args], commutative))
         _, first = table_of(graph)
-        again = first != jnp.arange(graph.bucket)
-        parent = unite(graph.parent, first, jnp.arange(graph.bucket))
-        op = jnp.where(again, HOLE, graph.op)
-        return graph._replace(op=op, parent=parent), jnp.any(parent != graph.parent)
+        parent = unite(graph.parent, first, each)
+        op = jnp.where(first != each, HOLE, graph.op)
+        again = jnp.any(parent != graph.parent)
+        return graph._replace(op=op, parent=parent), first[left], again
 
-    return jax.lax.while_loop(lambda c: c[1], once, (graph, jnp.bool_(True)))[0]
+    return jax.lax.while_loop(lambda c: c[2], once, (graph, each, jnp.bool_(True)))[:2]
 
 
 def in_order(op: jax.Array, args: jax.Array, commutative: jax.Array | None) -> jax.Array:
@@ -253,6 +257,12 @@ def in_order(op: jax.Array, args: jax.Array, commutative: jax.Array | None) -> j
         return args
     first = jnp.where(commutative[op][:, None], jnp.sort(args[:, :2], axis=1), args[:, :2])
     return jnp.concatenate([first, args[:, 2:]], axis=1)
+
+
+def places(graph: EGraph, left: jax.Array) -> jax.Array:
+    """Return where `compact` puts each e-node [N], from what `closed` returns; 0 for holes."""
+    slot = _packed(graph.op != HOLE)[left]
+    return jnp.where(slot < graph.bucket, slot, HOLE)
 
 
 def compact(graph: EGraph) -> EGraph:
@@ -264,23 +274,20 @@ def compact(graph: EGraph) -> EGraph:
     name = jnp.where(name < n, name, 0).at[0].set(0)
     moved = name[graph.parent]
 
+    def put(values: jax.Array, blank: jax.Array) -> jax.Array:
+        return blank.at[slot].set(values, mode="drop")
+
     nodes = nodes_of(graph)._replace(args=moved[graph.args])
-    nodes = jax.tree.map(lambda x: compacted(graph, x), nodes)
+    nodes = jax.tree.map(lambda x: put(x, jnp.zeros_like(x)), nodes)
     return EGraph(
         nodes.op,
         nodes.args,
         nodes.data,
         nodes.notes,
-        parent=jnp.arange(n, dtype=jnp.int32).at[slot].set(moved, mode="drop"),
+        parent=put(moved, jnp.arange(n, dtype=jnp.int32)),
         n=jnp.sum(live, dtype=jnp.int32) + 1,
         roots=moved[graph.roots],
     )
-
-
-def compacted(graph: EGraph, values: jax.Array) -> jax.Array:
-    """Return what belongs to e-nodes [N, ...] where `compact` puts them, and zeros elsewhere."""
-    slot = _packed(graph.op != HOLE)
-    return jnp.zeros_like(values).at[slot].set(values, mode="drop")
 
 
 def _packed(live: jax.Array) -> jax.Array:

@@ -37,11 +37,14 @@ def structure_of(graph: EGraph) -> Structure:
     return Structure(usable, pairs_of(graph, usable), order_of(graph))
 
 
-def discounted(graph: EGraph, of: Structure, costs: jax.Array) -> jax.Array:
+def discounted(
+    graph: EGraph, of: Structure, costs: jax.Array, start: jax.Array | None = None
+) -> jax.Array:
     """Return a choice [N] of little cost: the e-node of each class, in the slot of its name.
 
     Args:
       costs: [N] float32, not negative; infinite for e-nodes that must not be chosen.
+      start: [N], an acyclic choice of some classes' e-nodes, which is used if it is cheaper.
     """
     own, pairs = _positive(of, costs), of.pairs
     once = (pairs.read != HOLE) & (pairs.first == jnp.arange(len(pairs.read)))
@@ -49,18 +52,24 @@ def discounted(graph: EGraph, of: Structure, costs: jax.Array) -> jax.Array:
     many = jnp.maximum(readers, 1)[graph.parent]
     discounts = jnp.stack([many**power for power in POWERS])
     choices: Choice = jax.lax.map(lambda c: cheapest(graph, c, order=of.order), own / discounts)
-    totals = jax.lax.map(lambda node: total(graph, own, node), choices.node)
-    return choices.node[jnp.argmin(totals)]
+    nodes = choices.node
+    if start is not None:
+        rest = jnp.where(start > 0, start, nodes[0])  # acyclic: e-nodes of `start` read no others
+        nodes = jnp.concatenate([nodes, rest[None]])
+    totals = jax.lax.map(lambda node: total(graph, own, node), nodes)
+    return nodes[jnp.argmin(totals)]
 
 
-def cheapest_shared(graph: EGraph, of: Structure, costs: jax.Array) -> tuple[jax.Array, jax.Array]:
+def cheapest_shared(
+    graph: EGraph, of: Structure, costs: jax.Array, start: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Return the least cost [] found of all roots together, and its choice [N]; the cost is
     infinite if they cannot be built.
 
     Args:
-      costs: see `discounted`.
+      costs, start: see `discounted`.
     """
-    node = discounted(graph, of, costs)
+    node = discounted(graph, of, costs, start)
     _, node = shared(graph, of.pairs, of.order, _positive(of, costs), node)
     return total(graph, costs, node), node
 

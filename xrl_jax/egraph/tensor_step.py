@@ -18,7 +18,7 @@ import numpy as np
 
 from xrl_jax.egraph import arrays
 from xrl_jax.egraph.apply import Applying, NewENodes, apply_at, applying, differ
-from xrl_jax.egraph.arrays import EGraph
+from xrl_jax.egraph.arrays import HOLE, EGraph
 from xrl_jax.egraph.match import Matching, begin, take
 from xrl_jax.egraph.patterns import NO_VALUE, Patterns
 from xrl_jax.egraph.seminaive import Stamps, after, differing, is_new, no_stamps
@@ -72,6 +72,7 @@ class TensorStep(NamedTuple):
 
     graph: EGraph
     stamps: Stamps
+    place: jax.Array  # [N] int32, where each e-node of the e-graph before is now; 0 for holes
     matches: jax.Array  # [V] int32, number of new places where each variant was applied
     changed: jax.Array  # bool, whether the e-graph differs from the one before
     full: jax.Array  # bool, whether there was no room for some matches, which were not applied
@@ -142,19 +143,21 @@ def iterate(
     missing = jnp.maximum(halves.n - n_halves, 0)
     applied = active & ~done.full & ((rules.variant_trees[:, 1] < 0) | (missing == 0))
 
-    def restored() -> tuple[EGraph, Stamps, jax.Array]:
-        closed = arrays.closed(done.graph, jnp.asarray(COMMUTATIVE))
+    def restored() -> tuple[EGraph, Stamps, jax.Array, jax.Array]:
+        closed, left = arrays.closed(done.graph, jnp.asarray(COMMUTATIVE))
+        place = arrays.places(closed, left)
         new = after(stamps, _differing(frozen, closed), applied)
-        new = new._replace(changed=arrays.compacted(closed, new.changed))
+        moved = jnp.zeros_like(new.changed).at[place].max(new.changed)
         rebuilt = arrays.compact(closed)
-        return rebuilt, new, differ(rebuilt, graph)
+        return rebuilt, new._replace(changed=moved), place, differ(rebuilt, graph)
 
-    def same() -> tuple[EGraph, Stamps, jax.Array]:
-        none = jnp.zeros(graph.bucket, bool)
-        return graph, after(stamps, none, applied), jnp.bool_(False)
+    def same() -> tuple[EGraph, Stamps, jax.Array, jax.Array]:
+        none, each = jnp.zeros(graph.bucket, bool), jnp.arange(graph.bucket, dtype=jnp.int32)
+        place = jnp.where(graph.op != HOLE, each, HOLE)
+        return graph, after(stamps, none, applied), place, jnp.bool_(False)
 
-    rebuilt, stamps, changed = jax.lax.cond(done.changed, restored, same)
-    return TensorStep(rebuilt, stamps, done.matches, changed, done.full, missing)
+    rebuilt, stamps, place, changed = jax.lax.cond(done.changed, restored, same)
+    return TensorStep(rebuilt, stamps, place, done.matches, changed, done.full, missing)
 
 
 iterate_now = engine_jit(iterate, static_argnames=("window", "n_halves"))

@@ -4,8 +4,9 @@ An e-graph of all programs outgrows any limit, so which rules are applied, and i
 decides what it holds. Tree search looks for a good order; an action applies a rule, or a group of
 rules, wherever they match. Differences from the paper: the groups; the reward sees merges
 (`egraph.dag_cost`); rollouts prefer actions that occurred in good ones; after each round the best
-program is extracted and timed, and the next round begins with a small e-graph of it; a round also
-tries what plain saturation makes; a trained policy may say which rules are promising.
+program is extracted and timed, and the next round begins with a small e-graph of it; the first
+round, and any after a tree search that found nothing, is plain saturation; a trained policy may
+say which rules are promising.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.cost.enodes import allowed_lowerings, least_cost_now
+from xrl_jax.cost.enodes import Choice, allowed_lowerings, least_cost_now
 from xrl_jax.egraph import uct
 from xrl_jax.egraph.arrays import EGraph, grow
 from xrl_jax.egraph.limits import Limits
@@ -67,7 +68,8 @@ class EqsatMCTS:
       nodes: see `Tensat` (Hartmann: 2,000).
       simulations: of each round (Hartmann: 128 for each action that is taken).
       rounds: most rounds.
-      patience: rounds in a row that may find nothing better.
+      patience: rounds in a row that may find nothing better; one for a tree search and one for a
+        plain saturation.
       batch: simulations that are made at the same time.
       tree_share: share of a round's time for tree search; the rest is for extraction.
       exact_share: share of the time, at least, for mixed-integer programs, after the last round.
@@ -80,9 +82,9 @@ class EqsatMCTS:
     nodes: int = 2000
     simulations: int = 128
     rounds: int = 8
-    patience: int = 1
+    patience: int = 2
     batch: int = 2
-    tree_share: float = 0.6
+    tree_share: float = 0.75
     exact_share: float = 0.4
     greedy_share: float = 0.4
     own_start: bool = False
@@ -97,7 +99,14 @@ class EqsatMCTS:
         allowed = allowed_lowerings(problem.rules.rules)
         for graph, bucket in start_buckets(problem, self.nodes):
             compile_for_egraphs(problem, graph, bucket)
-            least_cost_now(problem.oracle.costs, egraph_of([graph], bucket), allowed, jnp.int32(1))
+            unknown = jnp.zeros(bucket, jnp.int32)
+            least_cost_now(
+                problem.oracle.costs,
+                egraph_of([graph], bucket),
+                allowed,
+                Choice(unknown, unknown),
+                jnp.int32(1),
+            )
         if self.prior is not None:
             self.prior.compile(problem)
 
@@ -115,21 +124,22 @@ class EqsatMCTS:
         clock, run, key = turn.clock, turn.run, turn.key
         reached = sorted(turn.reached, key=lambda r: r[0].seconds)
         searching = clock.part(1 - self.exact_share)
-        idle, last = 0, None
+        idle, last, plainly = 0, None, True
         for n in range(self.rounds):
             if run.out_of_budget(searching) or idle > self.patience:
                 break
             key, this = jax.random.split(key)
             part = searching.part(1 / (self.rounds - n))
-            before = reached[0][0].seconds
-            for growing in (self._saturated, functools.partial(self._grown, prior=prior)):
-                now = turn._replace(reached=reached, clock=part, key=this)
-                grown = growing(now)
-                found = self.extraction(now, *grown, programs=False)
-                better = found[0][0].seconds < reached[0][0].seconds
-                last = grown if better or last is None else last
-                reached = found
-            idle = 0 if reached[0][0].seconds < before * (1 - 1e-3) else idle + 1
+            now = turn._replace(reached=reached, clock=part, key=this)
+            grown = self._saturated(now) if plainly else self._grown(now, prior)
+            found = reached
+            if grown is not None:
+                found = self.extraction(now, *grown, afresh=plainly, programs=False)
+            better = found[0][0].seconds < reached[0][0].seconds * (1 - 1e-3)
+            last = grown if better or last is None else last
+            idle = 0 if better else idle + 1
+            plainly = not plainly and not better
+            reached = found
         if last is not None:
             reached = self.extraction(turn._replace(reached=reached), *last)
         best = self.descent(turn._replace(reached=reached[:1]), phase="descending")
@@ -141,8 +151,10 @@ class EqsatMCTS:
         done, steps = saturated(turn, Limits(nodes=self.nodes, seconds=seconds), merging=1)
         return done.graph, steps
 
-    def _grown(self, turn: Turn, prior: Mapping[str, float]) -> tuple[EGraph, list[Step]]:
-        """Return the best e-graph that tree search finds, and what led to it."""
+    def _grown(self, turn: Turn, prior: Mapping[str, float]) -> tuple[EGraph, list[Step]] | None:
+        """Return the best e-graph that tree search finds, and what led to it; None where it finds
+        none that is better than the first.
+        """
         run, space, _, index, clock, key = turn
         rules = tensor_rules(space.rules.rules)
         seeds = with_merged(turn)
@@ -160,6 +172,7 @@ class EqsatMCTS:
             prior=prior,
         )
         start = grow(start, max(start.bucket, bucket_for(nodes)))
+        state = environment.start(start, seeds[0][0].graph)
         searching = clock.part(self.tree_share)
 
         def going() -> bool:
@@ -168,8 +181,8 @@ class EqsatMCTS:
 
         found = uct.search(
             environment,
-            environment.start(start),
-            environment.cost(start),
+            state,
+            environment.cost(state),
             key,
             settings=self.uct,
             simulations=self.simulations,
@@ -177,6 +190,8 @@ class EqsatMCTS:
             going=going,
         )
         run.candidates += found.simulations
+        if found.state is state:
+            return None
         grown = found.state.graph
         text = f"{int(grown.n) - 1:,} e-nodes after {found.simulations} simulations"
         steps = steps_to(seeds, rules, environment.used, Step(index, STEP, text, 0.0))

@@ -2,8 +2,9 @@
 
 What an e-node costs depends on its neighbours in the program, and on timings that are not taken
 yet. So a program is extracted under the present costs, its operators are timed, and costs are
-computed anew under this choice, until they no longer change what is extracted. Only programs that
-are priced as wholes are compared.
+computed anew under this choice, until they no longer change what is extracted. This begins with
+costs that assume nothing, then with the best program found. Only programs that are priced as wholes
+are compared.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from xrl_jax.egraph.arrays import EGraph
 from xrl_jax.egraph.extraction.extract import extract
 from xrl_jax.egraph.extraction.instance import Instance
 from xrl_jax.egraph.extraction.of_egraph import enodes_of, instance_of_egraph
+from xrl_jax.egraph.followed import followed
 from xrl_jax.egraph.tensor_graph import bucket_for, egraph_of, extracted
 from xrl_jax.egraph.tensor_saturation import grow_by, tensor_rules
 from xrl_jax.graph import graph as graph_lib
@@ -80,7 +82,13 @@ class Extraction:
     descent: Descent = field(default_factory=Descent)
 
     def __call__(
-        self, turn: Turn, egraph: EGraph, steps: list[Step], *, programs: bool = True
+        self,
+        turn: Turn,
+        egraph: EGraph,
+        steps: list[Step],
+        *,
+        afresh: bool = True,
+        programs: bool = True,
     ) -> list[Reached]:
         """Return the best of the turn's states and of the programs found whose operators are all
         timed, best first: a prediction may be far too good, and extraction looks for such.
@@ -88,19 +96,30 @@ class Extraction:
         Args:
           turn: its states are of the graph that the e-graph was made from.
           steps: what led to the e-graph; those of a descent are added.
+          afresh: whether programs unlike the best one are looked for.
           programs: whether mixed-integer programs are solved at the end.
         """
         run = turn.run
         work = _Work(self, turn, egraph, steps)
-        exact, rounds = False, turn.clock.part(self.rounds_share)
-        for _ in range(self.rounds):
-            if run.out_of_budget(rounds):
-                break
-            again = work.round(rounds.part(self.exact_share), programs=exact)
-            if not again and (exact or not programs):
-                break
-            exact = not again
-            run.report("extracting")
+        clock, made = turn.clock.part(self.rounds_share), 0
+
+        def rounds(*, programs: bool) -> bool:
+            """Extract until nothing changes; return whether the first program was a new one."""
+            nonlocal made
+            first = made
+            while made < self.rounds and not run.out_of_budget(clock):
+                made += 1
+                if not work.round(clock.part(self.exact_share), programs=programs):
+                    return made > first + 1
+                run.report("extracting")
+                programs = False
+            return False
+
+        for begin in (work.begin_with_nothing, work.begin_with_best)[not afresh :]:
+            begin()
+            rounds(programs=False)
+        while programs and rounds(programs=True):
+            pass
         return work.ranked()
 
 
@@ -112,10 +131,19 @@ class _Work:
         self.like = turn.reached[0][0].graph
         self.n_outputs = int((np.asarray(self.like.globals.outputs) >= 0).sum())
         self.right = fitting_now(egraph, allowed_lowerings(turn.space.rules.rules))
-        nothing = jnp.zeros(egraph.bucket, jnp.int32)
-        self.choice = Choice(nothing, nothing)
+        self.begin_with_nothing()
         self.found = list(turn.reached)
         self.seen: set[tuple[int, int]] = set()
+
+    def begin_with_nothing(self) -> None:
+        """Compute the next costs as if all values were written to memory."""
+        nothing = jnp.zeros(self.egraph.bucket, jnp.int32)
+        self.choice = Choice(nothing, nothing)
+
+    def begin_with_best(self) -> None:
+        """Compute the next costs under the best program found, where the e-graph has it."""
+        best = followed(self.egraph, self.found[0][0].graph)
+        self.choice = Choice(best.node, best.lowering)
 
     def round(self, clock: Stopwatch, *, programs: bool) -> bool:
         """Extract a program; return whether another one may be better.
@@ -181,14 +209,16 @@ class _Work:
         return measure_graph(run.problem.oracle, state.graph, self.turn.clock, limit)
 
     def _start(self, instance: Instance) -> np.ndarray | None:
-        """Return the last choice among the e-nodes of an instance; None where it lacks some."""
+        """Return the last choice among the e-nodes of an instance, -1 for classes without one; None
+        where the instance lacks some.
+        """
         place = {int(name): i for i, name in enumerate(instance.names)}
         last = np.asarray(self.choice.node)
         start = np.full(instance.n_classes, -1)
         for c in np.unique(instance.owner).tolist():
-            if int(last[c]) not in place:
+            if last[c] and int(last[c]) not in place:
                 return None
-            start[c] = place[int(last[c])]
+            start[c] = place[int(last[c])] if last[c] else -1
         return start
 
     def _in_bucket(self, graph: TensorGraph) -> TensorGraph:

@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.cost.enodes import least_cost_now
+from xrl_jax.cost.enodes import Choice, least_cost_now
 from xrl_jax.cost.roofline import CostTable
 from xrl_jax.egraph.arrays import EGraph
+from xrl_jax.egraph.followed import Followed, followed, moved
 from xrl_jax.egraph.seminaive import Stamps, no_stamps
 from xrl_jax.egraph.tensor_saturation import TensorRules, by_rule, grow_by
 from xrl_jax.egraph.tensor_step import TensorStep
 from xrl_jax.egraph.uct import Request, Simulated
+from xrl_jax.graph.graph import TensorGraph
 from xrl_jax.graph.hash import dot_words
 from xrl_jax.language.rule import Rule
 from xrl_jax.runtime.engine_jit import engine_jit
@@ -60,10 +62,11 @@ def actions_of(rules: Sequence[Rule], prior: Mapping[str, float] = NO_PRIOR) -> 
 
 
 class Grown(NamedTuple):
-    """An e-graph, and what was applied to it."""
+    """An e-graph, what was applied to it, and the best program known, which is in it."""
 
     graph: EGraph
     stamps: Stamps
+    best: Followed
 
 
 class Saturating:
@@ -98,17 +101,22 @@ class Saturating:
         self._likely = np.log([a.weight for a in self.actions])
         self.known: dict[tuple[int, ...], float] = {}  # costs, by hash of the e-graph
 
-    def cost(self, graph: EGraph) -> float:
+    def cost(self, state: Grown) -> float:
         """Return the least cost of an e-graph in seconds; positive."""
-        key = tuple(np.asarray(_hash(graph)).tolist())
+        key = tuple(np.asarray(_hash(state.graph)).tolist())
         if key not in self.known:
-            found = least_cost_now(self.costs, graph, self.allowed, self.n_outputs)
+            best = Choice(state.best.node, state.best.lowering)
+            found = least_cost_now(self.costs, state.graph, self.allowed, best, self.n_outputs)
             self.known[key] = max(float(found.seconds), _LEAST_SECONDS)
         return self.known[key]
 
-    def start(self, graph: EGraph) -> Grown:
-        """Return the state of an e-graph to which nothing was applied."""
-        return Grown(graph, no_stamps(graph.bucket, len(self.rules.rule_of)))
+    def start(self, graph: EGraph, best: TensorGraph) -> Grown:
+        """Return the state of an e-graph to which nothing was applied.
+
+        Args:
+          best: the best program known.
+        """
+        return Grown(graph, no_stamps(graph.bucket, len(self.rules.rule_of)), followed(graph, best))
 
     def weights(self, state: Grown) -> np.ndarray:
         """Return the weights of actions with a rule that matches anew, and 0 for the others."""
@@ -127,7 +135,7 @@ class Saturating:
         first = self._applied(request.state, request.action)
         if not bool(first.changed):
             return Simulated(None, 0.0, False, request.state, 0.0, used)
-        child, ended = Grown(first.graph, first.stamps), bool(first.full)
+        child, ended = _after(request.state, first), bool(first.full)
         rng = np.random.default_rng(np.asarray(jax.random.key_data(request.key)))
         state, over = child, ended
         idle = np.zeros(self.n_actions, bool)
@@ -138,13 +146,13 @@ class Saturating:
             noisy = request.preferences + self._likely + rng.gumbel(size=self.n_actions)
             action = int(np.argmax(np.where(idle, -np.inf, noisy)))
             step = self._applied(state, action)
-            state = Grown(step.graph, step.stamps)
+            state = _after(state, step)
             if bool(step.changed):
                 over = bool(step.full)
                 idle[:] = False
                 used[action] += 1
             idle[action] = True
-        cost, final = self.cost(child.graph), self.cost(state.graph)
+        cost, final = self.cost(child), self.cost(state)
         return Simulated(child, cost, ended, state, final, used)
 
     def _applied(self, state: Grown, action: int) -> TensorStep:
@@ -155,6 +163,13 @@ class Saturating:
 
     def _step(self, state: Grown, active: np.ndarray) -> TensorStep:
         return grow_by(self.rules, active, state.graph, self.nodes, state.stamps)
+
+
+def _after(state: Grown, step: TensorStep) -> Grown:
+    return Grown(step.graph, step.stamps, _moved(state.best, step.place, step.graph.parent))
+
+
+_moved = engine_jit(moved)
 
 
 @engine_jit

@@ -190,12 +190,29 @@ def test_an_enode_without_cost_or_children_is_a_leaf_for_one():
     assert extract(from_json(text), lambda: 0.0).choice.cost == 1.0
 
 
+@pytest.mark.parametrize("given", [{"cost": float("inf")}, {"cost": None}, {"subsumed": True}])
+def test_enodes_that_must_not_be_chosen_are_left_out(given):
+    """Rust writes an infinite cost as null."""
+    cheap = {"op": "y", "children": [], "eclass": "1", "cost": 0.5}
+    text = json.dumps({**GIVEN, "nodes": {**GIVEN["nodes"], "1.1": {**cheap, **given}}})
+    assert extract(from_json(text), lambda: 5.0).choice.cost == 3.0
+    text = json.dumps({"nodes": {"a": {**cheap, **given}}, "root_eclasses": ["1"]})
+    with pytest.raises(InstanceError, match="class 1 has no e-node"):
+        from_json(text)
+
+
+def test_a_root_that_is_named_twice_is_paid_once():
+    instance = from_json(json.dumps({**GIVEN, "root_eclasses": ["0", "1", "0", "0"]}))
+    assert extract(instance, lambda: 5.0).choice.cost == 3.0
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[1, 2]", "not an e-graph"),
         ("{", "not an e-graph"),
         ('{"nodes": {}}', "has no 'root_eclasses'"),
+        ('{"nodes": {"a": 1}, "root_eclasses": ["0"]}', "not the right kind of value"),
         ('{"nodes": {}, "root_eclasses": []}', "names no root"),
         (json.dumps(GIVEN).replace('["1.0", "1.0"]', '["7.0"]'), "has no '7.0'"),
         (

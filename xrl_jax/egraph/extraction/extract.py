@@ -48,8 +48,8 @@ def extract(
 
     Args:
       left: seconds left; without any, the greedy choice is returned.
-      start: a choice [C] with an e-node for every class that has one, to begin with if it is
-        cheaper than the greedy ones.
+      start: an acyclic choice [C] to begin with if it is cheaper than the greedy ones; -1 for
+        classes without one, which no e-node of it reads.
       programs: whether mixed-integer programs are solved after the local search.
       tell: called with each better choice.
     """
@@ -93,5 +93,5 @@ def _greedy(instance: Instance, start: np.ndarray | None) -> np.ndarray:
     """Return the best of the greedy choices and `start`, with an e-node for every class."""
     many = readers_of(instance).astype(np.float64)
     choices = [by_tree_cost(instance, instance.cost / many**power) for power in POWERS]
-    choices += [] if start is None else [start]
+    choices += [] if start is None else [np.where(start >= 0, start, choices[0])]
     return min(choices, key=lambda full: valued(instance, full).cost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,7 +69,10 @@ class Instance:
 
 
 def instance_of(
-    nodes: Sequence[tuple[str, int, float, Sequence[int]]], roots: Sequence[int], n_classes: int
+    nodes: Sequence[tuple[str, int, float, Sequence[int]]],
+    roots: Sequence[int],
+    n_classes: int,
+    class_names: Sequence[str] | None = None,
 ) -> Instance:
     """Return the instance of e-nodes given as name, class, cost and children.
 
@@ -89,7 +93,8 @@ def instance_of(
     there = {owner for owner, *_ in kept}
     missing = [r for r in roots if r not in there]
     if missing:
-        raise InstanceError(f"class {missing[0]} has no e-node that can be chosen")
+        name = missing[0] if class_names is None else class_names[missing[0]]
+        raise InstanceError(f"class {name} has no e-node that can be chosen")
     return Instance(
         np.array([cost for _, cost, _, _ in kept], np.float64),
         np.array([owner for owner, *_ in kept], np.int64),
@@ -104,17 +109,25 @@ _Row = tuple[int, float, tuple[int, ...], str]
 
 
 def _possible(rows: Sequence[_Row]) -> list[_Row]:
-    """Return the rows that can be built from leaves, by repeated passes."""
+    """Return the rows that can be built from leaves; each has its children once."""
+    readers: dict[int, list[int]] = {}
+    for i, (_, _, children, _) in enumerate(rows):
+        for c in children:
+            readers.setdefault(c, []).append(i)
+    missing = [len(children) for _, _, children, _ in rows]
+    ready = deque(i for i, n in enumerate(missing) if n == 0)
     built: set[int] = set()
-    possible, left = [], list(rows)
-    while True:
-        now = [r for r in left if built.issuperset(r[2])]
-        if not now:
-            return possible
-        possible += now
-        built.update(r[0] for r in now)
-        done = set(map(id, now))
-        left = [r for r in left if id(r) not in done]
+    possible = []
+    while ready:
+        row = rows[ready.popleft()]
+        possible.append(row)
+        if row[0] not in built:
+            built.add(row[0])
+            for i in readers.get(row[0], ()):
+                missing[i] -= 1
+                if missing[i] == 0:
+                    ready.append(i)
+    return possible
 
 
 def _undominated(rows: Sequence[_Row]) -> list[_Row]:
@@ -131,14 +144,15 @@ def _undominated(rows: Sequence[_Row]) -> list[_Row]:
 
 
 def from_json(text: str) -> Instance:
-    """Read an e-graph in the format of extraction-gym; an e-node without a cost costs 1.
+    """Read an e-graph in the format of extraction-gym. An e-node without a cost costs 1; those that
+    are subsumed or cost infinitely much (also as null, which Rust writes) are not chosen.
 
     Raises:
       InstanceError: the text is something else, a node or class is missing, or there is no root.
     """
     try:
         given: dict[str, Any] = json.loads(text)
-        nodes, roots = given["nodes"], given["root_eclasses"]
+        nodes = given["nodes"]
         number = {
             name: i for i, name in enumerate(dict.fromkeys(n["eclass"] for n in nodes.values()))
         }
@@ -146,19 +160,26 @@ def from_json(text: str) -> Instance:
             (
                 name,
                 number[n["eclass"]],
-                float(n.get("cost", 1.0)),
+                _cost_of(n),
                 [number[nodes[child]["eclass"]] for child in n.get("children", ())],
             )
             for name, n in nodes.items()
         ]
-        wanted = [number[r] for r in roots]
+        wanted = [number[r] for r in given["root_eclasses"]]
     except KeyError as error:
         raise InstanceError(f"the e-graph has no {error}") from None
-    except (TypeError, ValueError) as error:
-        raise InstanceError(f"not an e-graph of extraction-gym: {error}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        what = error if isinstance(error, ValueError) else "not the right kind of value somewhere"
+        raise InstanceError(f"not an e-graph of extraction-gym: {what}") from None
     if not wanted:
         raise InstanceError("the e-graph names no root: root_eclasses is empty")
-    return instance_of(rows, wanted, len(number))
+    rows = [r for r in rows if r[2] != float("inf")]
+    return instance_of(rows, wanted, len(number), class_names=list(number))
+
+
+def _cost_of(node: dict[str, Any]) -> float:
+    cost = node.get("cost", 1.0)
+    return float("inf") if cost is None or node.get("subsumed") else float(cost)
 
 
 class Choice(NamedTuple):
