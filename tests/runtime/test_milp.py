@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
+from xrl_jax.runtime import milp_process
 from xrl_jax.runtime.milp import Milp, MilpSolver
 
 
@@ -46,3 +51,37 @@ def test_a_process_that_was_killed_is_started_again():
         process.wait()
         assert solver.solve(knapsack([1], [1], 1), 10.0).x is None
         assert solver.solve(knapsack([1], [1], 1), 10.0).optimal
+
+
+PRINTING = """
+import os, sys
+from xrl_jax.runtime import milp_process
+
+def solve(given, seconds):
+    os.write(1, b"a warning of the solver")
+    print("and one of Python")
+    return {"x": given}
+
+milp_process._solve = solve
+milp_process.main()
+"""
+
+
+def test_what_the_solver_prints_is_no_answer():
+    """HiGHS prints some warnings from C++, past Python's standard output."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", PRINTING], stdin=pipe, stdout=pipe, stderr=pipe
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        milp_process.write(process.stdin, (7, 1.0))
+        assert milp_process.read(process.stdout) == {"x": 7}
+        process.stdin.close()
+
+
+@pytest.mark.parametrize("left", [0, 4, 9])
+def test_an_answer_that_was_cut_off_is_the_end(left):
+    whole = io.BytesIO()
+    milp_process.write(whole, "answer")
+    with pytest.raises(EOFError):
+        milp_process.read(io.BytesIO(whole.getvalue()[:left]))

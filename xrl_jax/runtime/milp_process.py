@@ -6,6 +6,7 @@ It is run as a file, so that it loads neither JAX nor the package.
 
 from __future__ import annotations
 
+import os
 import pickle
 import struct
 import sys
@@ -20,7 +21,10 @@ def read(stream: IO[bytes]) -> Any:
     if len(header) < HEADER.size:
         raise EOFError
     (size,) = HEADER.unpack(header)
-    return pickle.loads(stream.read(size))
+    body = stream.read(size)
+    if len(body) < size:
+        raise EOFError
+    return pickle.loads(body)
 
 
 def write(stream: IO[bytes], message: Any) -> None:
@@ -48,14 +52,14 @@ def _solve(given: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # whatever the solver prints is no answer
-    while True:
-        try:
-            given, seconds = read(stdin)
-        except EOFError:
-            return
-        write(stdout, _solve(given, seconds))
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # whatever the solver prints, in C++ too, is no answer
+        while True:
+            try:
+                given, seconds = read(sys.stdin.buffer)
+            except EOFError:
+                return
+            write(answers, _solve(given, seconds))
 
 
 if __name__ == "__main__":
