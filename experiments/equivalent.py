@@ -124,6 +124,8 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     print("\n".join(report(found, differ)))
+    if not found and "finite" not in values.assume:
+        print("with --assume=finite, rules are used too that hold where all values are finite")
     if values.proof:
         Path(values.proof).write_text(f"{found}\n{found.proof}\n", encoding="utf-8")
     if found.saturation.stop is Stop.INTERRUPTED:

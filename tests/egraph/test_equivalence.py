@@ -125,6 +125,46 @@ def test_which_arguments_are_weights_does_not_matter():
     assert xrl_jax.equivalent(one, other)
 
 
+def norm(x: jax.Array) -> jax.Array:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+
+
+def norm_by_rsqrt(x: jax.Array) -> jax.Array:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5)
+
+
+SPELLINGS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "sums in another order": (lambda x: (x + 2 * x) + 3 * x, lambda x: x + (2 * x + 3 * x)),
+    "gelu by a quotient": (
+        lambda x: x * 0.5 * (1 + jax.lax.erf(x / 1.4142135)),
+        lambda x: x * (0.5 * (1 + jax.lax.erf(x * 0.70710678))),
+    ),
+    "leading dimensions flattened": (
+        lambda x: x.reshape(2, 2, 8) @ V,
+        lambda x: (x.reshape(2, 2, 8).reshape(4, 8) @ V).reshape(2, 2, 8),
+    ),
+    "a product transposed": (lambda x: x @ V, lambda x: (V.T @ x.T).T),
+    "layer norm": (norm, norm_by_rsqrt),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_layers_are_equal_in_any_spelling(name):
+    assert compared(*SPELLINGS[name], X)
+
+
+def test_some_spellings_are_equal_for_finite_values_only():
+    """The reciprocal of e**100 is 0 in float32."""
+
+    def silu(x: jax.Array) -> jax.Array:
+        return x / (1 + jnp.exp(-x))
+
+    assert not compared(jax.nn.silu, silu, X)
+    assert compared(jax.nn.silu, silu, X, assume=("finite",))
+
+
 def test_a_limit_is_named():
     found = compared(lambda x: (x @ V, x @ W), lambda x: (x @ W, x @ V), X, iterations=1)
     assert not found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xrl_jax.language.rule import Rule
-from xrl_jax.language.rule_files import all_rules, load_rules, standard_rules
+from xrl_jax.language.rule_files import all_rules, load_rules, proof_rules, standard_rules
 from xrl_jax.language.sexpr import RuleError
 from xrl_jax.verify.verify import Verdict, require, verify_rules
 
@@ -25,7 +25,8 @@ def assuming(rules: list[Rule]) -> set[str]:
 
 
 def test_every_rule_of_the_library_is_verified(record_property) -> None:
-    rules = [r for r in all_rules() if not r.family.startswith("lowering")]
+    library = (*all_rules(), *proof_rules(("finite",)))
+    rules = [r for r in library if not r.family.startswith("lowering")]
     verdicts = verify_rules(rules, samples=2)
     assert failures(verdicts) == []
     assert broken(verdicts) <= assuming(rules)
@@ -47,7 +48,8 @@ def test_every_lowering_of_the_library_is_verified() -> None:
 
 @pytest.mark.slow
 def test_every_rule_is_verified_with_many_samples() -> None:
-    rules = [r for r in all_rules() if not r.family.startswith("lowering")]
+    library = (*all_rules(), *proof_rules(("finite",)))
+    rules = [r for r in library if not r.family.startswith("lowering")]
     verdicts = verify_rules(rules, samples=400, seed=1)
     assert failures(verdicts) == []
     # It differs only if XLA fuses the product with the sum.

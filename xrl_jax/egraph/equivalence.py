@@ -30,7 +30,7 @@ from xrl_jax.graph.bindings import Array, Binding, Call, Equation, Input, digest
 from xrl_jax.graph.graph import Node, TensorGraph, build
 from xrl_jax.graph.operands import is_pinned
 from xrl_jax.language.rule import Rule
-from xrl_jax.language.rule_files import select_rules, standard_rules
+from xrl_jax.language.rule_files import proof_rules, select_rules, standard_rules
 from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.program.host import HostProgram, disassemble
 from xrl_jax.program.program import Program
@@ -92,7 +92,7 @@ def equivalent(
     Args:
       one, other: with arguments and results of the same shapes and types. Which arguments are
         weights need not be the same.
-      rules, assume: as for `xrl_jax.candidates`.
+      rules, assume: as for `xrl_jax.candidates`; `rules/proofs` are used as well.
       nodes, iterations, seconds: limits of the e-graph, after which no more is proven.
       merging: iterations in which rules are used that merge two operators.
       tell: called after each iteration.
@@ -107,7 +107,7 @@ def equivalent(
     (True, False)
     """
     _check_alike(one, other)
-    library = standard_rules(tuple(assume))
+    library = (*standard_rules(tuple(assume)), *proof_rules(tuple(assume)))
     chosen = select_rules(library, [rules] if isinstance(rules, Rule) else rules)
     table = tensor_rules(chosen)
     both = _both(one, other)

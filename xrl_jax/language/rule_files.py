@@ -25,6 +25,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _PRELUDE = "prelude.rules"
 _SUFFIX = ".rules"
 _LANGUAGES = "languages"
+_PROOFS = "proofs"
 
 
 def rules_folder() -> Path:
@@ -130,15 +131,33 @@ def standard_rules(assume: tuple[str, ...] = (), *, bounded: bool = False) -> tu
     Raises:
       ValueError: an assumption is unknown.
     """
+    _check_assumptions(assume)
+    known = {"finite", "finite-operands"} if "finite" in assume else set[str]()
+    known |= {"finite-operands"} if bounded else set()
+    return tuple(r for r in all_rules() if known.issuperset(r.assumes))
+
+
+@cache
+def proof_rules(assume: tuple[str, ...] = ()) -> tuple[Rule, ...]:
+    """Return the rules that only proofs of equality use, beside the standard ones.
+
+    Args:
+      assume: see `standard_rules`.
+
+    Raises:
+      ValueError: an assumption is unknown.
+    """
+    _check_assumptions(assume)
+    return tuple(r for r in load_rules(rules_folder() / _PROOFS) if set(assume) >= set(r.assumes))
+
+
+def _check_assumptions(assume: Sequence[str]) -> None:
     for name in assume:
         if name not in ASSUMPTIONS:
             raise ValueError(
                 f"assume={assume!r}: unknown assumption {name!r} "
                 f"(known: {', '.join(map(repr, ASSUMPTIONS))})"
             )
-    known = {"finite", "finite-operands"} if "finite" in assume else set[str]()
-    known |= {"finite-operands"} if bounded else set()
-    return tuple(r for r in all_rules() if known.issuperset(r.assumes))
 
 
 def available_rules(rules: Iterable[Rule], platform: str) -> list[Rule]:
