@@ -79,7 +79,7 @@ def searches(*, plain: bool) -> Mapping[str, Callable[[], Strategy]]:
             for nodes in (2000, 10_000, 50_000)
             for k in (0, 1, 2, 3)
         },
-        **{f"eqsat-mcts-{n}": mcts(n) for n in (16, 32, 64, 256)},
+        **{f"eqsat-mcts-{n}": mcts(n) for n in (0, 16, 32, 64, 256)},
         **{f"eqsat-mcts-{n}-policy": mcts(n, PolicyPrior()) for n in (16, 32, 64, 128)},
     }
 

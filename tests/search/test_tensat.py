@@ -112,6 +112,22 @@ def test_a_program_that_costs_nothing_is_searched():
     assert run(EqsatMCTS(simulations=4, rounds=1), views).best[-1].seconds == 0.0
 
 
+class Interrupted:
+    """A prior during which a user presses Ctrl-C."""
+
+    def compile(self, problem: Problem) -> None:
+        pass
+
+    def __call__(self, problem: Problem, key: jax.Array) -> dict[str, float]:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_during_the_prior_keeps_what_was_found():
+    found = run(EqsatMCTS(prior=Interrupted(), simulations=4, rounds=2))
+    assert found.interrupted
+    assert [n.op for n in nodes_of(found.best[0].program.graph)[0]].count("dot") == 1
+
+
 def test_a_prior_makes_a_rule_more_likely_to_be_tried():
     """The sum over both rules is five times that without a prior."""
     two = tensor_rules([r for r in standard_rules() if r.name.startswith("slice-of-concat")]).rules

@@ -12,8 +12,8 @@ say which rules are promising.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import jax
@@ -26,7 +26,6 @@ from xrl_jax.egraph.arrays import EGraph, grow
 from xrl_jax.egraph.limits import Limits
 from xrl_jax.egraph.tensor_graph import bucket_for, egraph_of
 from xrl_jax.egraph.tensor_saturation import tensor_rules
-from xrl_jax.measure.stopwatch import Stopwatch
 from xrl_jax.search.base import Budget, Problem, SearchResult, Step
 from xrl_jax.search.descend import Descent
 from xrl_jax.search.extracting import (
@@ -47,7 +46,6 @@ from xrl_jax.search.tensat import (
 from xrl_jax.search.walk import Walk
 
 STEP = "mcts-over-e-graphs"
-_LEAST_SECONDS = 1e-3  # for the search when the prior has taken all
 
 
 class Prior(Protocol):
@@ -112,14 +110,16 @@ class EqsatMCTS:
 
     def __call__(self, problem: Problem, budget: Budget, key: jax.Array) -> SearchResult:
         asking, key = jax.random.split(key)
-        clock = Stopwatch(budget.seconds)
-        prior = NO_PRIOR if self.prior is None else self.prior(problem, asking)
-        budget = replace(budget, seconds=max(clock.left, _LEAST_SECONDS))
+
+        @functools.cache
+        def prior() -> Mapping[str, float]:
+            return NO_PRIOR if self.prior is None else self.prior(problem, asking)
+
         search = functools.partial(self._searched, prior=prior)
         phases = after_descents(self.descent, self.greedy_share, search)
         return self.walk(problem, budget, key, phases, from_starting_points=not self.own_start)
 
-    def _searched(self, turn: Turn, prior: Mapping[str, float]) -> list[Reached]:
+    def _searched(self, turn: Turn, prior: Callable[[], Mapping[str, float]]) -> list[Reached]:
         """Return the best programs found, best first."""
         clock, run, key = turn.clock, turn.run, turn.key
         reached = sorted(turn.reached, key=lambda r: r[0].seconds)
@@ -131,7 +131,7 @@ class EqsatMCTS:
             key, this = jax.random.split(key)
             part = searching.part(1 / (self.rounds - n))
             now = turn._replace(reached=reached, clock=part, key=this)
-            grown = self._saturated(now) if plainly else self._grown(now, prior)
+            grown = self._saturated(now) if plainly else self._grown(now, prior())
             found = reached
             if grown is not None:
                 found = self.extraction(now, *grown, afresh=plainly, programs=False)
