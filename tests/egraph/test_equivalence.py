@@ -165,6 +165,19 @@ def test_some_spellings_are_equal_for_finite_values_only():
     assert compared(jax.nn.silu, silu, X, assume=("finite",))
 
 
+def test_constants_are_compared_before_the_rules_are_through():
+    """The e-graph goes on growing."""
+
+    def attention(q: jax.Array, k: jax.Array) -> jax.Array:
+        return jax.nn.softmax(q @ k.T / jnp.sqrt(8.0))
+
+    def scaled(q: jax.Array, k: jax.Array) -> jax.Array:
+        return jax.nn.softmax((q * 8.0**-0.5) @ k.T)
+
+    found = compared(attention, scaled, X, X, assume=("finite",))
+    assert found and "equal-by-value" in by(found)
+
+
 def test_a_limit_is_named():
     found = compared(lambda x: (x @ V, x @ W), lambda x: (x @ W, x @ V), X, iterations=1)
     assert not found

@@ -1,8 +1,8 @@
 """Proofs that two programs compute the same, by equality saturation of both in one e-graph.
 
-Inputs are the same by position, arrays by content. Once no rule adds anything, constants that have
-the same value up to rounding are equal as well. Rules hold for real numbers, too: programs that are
-proven equal may differ in rounding.
+Inputs are the same by position, arrays by content. Once no rule adds anything, and every few
+iterations, constants that have the same value up to rounding become equal as well. Rules hold for
+real numbers, too: programs that are proven equal may differ in rounding.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from xrl_jax.transform.fold import unfold
 from xrl_jax.transform.start import start_of
 
 _PLATFORM = "gpu"  # no types are widened
+_STAGE = 8  # iterations before constants are compared
 
 
 @dataclass(frozen=True)
@@ -117,25 +118,31 @@ def equivalent(
     nothing = table.variants(lambda r: False)
     history: tuple[Before, ...] = ()
     done: list[Iteration] = []
+    merges = merging
     while True:
         found = saturate_graph(
             table,
             graph,
-            limits=Limits(iterations - len(done), nodes, clock.left),
-            merging=merging,
+            limits=Limits(min(_STAGE, iterations - len(done)), nodes, clock.left),
+            merging=merges,
             remember=True,
             proven=lambda g: all(_equal(g, n_outputs)),
             tell=tell,
         )
         done += found.iterations
         history += found.history
-        over = found.stop not in (Stop.SATURATED, Stop.NODES) or clock.done
-        pairs = () if over else tuple(equal_constants(found.graph, both.arrays))
-        if not pairs or len(done) >= iterations:
+        graph = found.graph
+        if found.stop in (Stop.PROVEN, Stop.SECONDS, Stop.INTERRUPTED) or clock.done:
             break
-        history += (Before(found.graph, nothing, pairs),)
-        graph = with_equal(found.graph, pairs)
-    found = replace(found, iterations=tuple(done), history=history)
+        pairs = tuple(equal_constants(graph, both.arrays))
+        if pairs:
+            history += (Before(graph, nothing, pairs),)
+            graph = with_equal(graph, pairs)
+        staged = found.stop is Stop.ITERATIONS
+        if len(done) >= iterations or not (pairs or staged) or all(_equal(graph, n_outputs)):
+            break
+        merges = 0 if staged else merging
+    found = replace(found, graph=graph, iterations=tuple(done), history=history)
     outputs = _equal(found.graph, n_outputs)
     return Equivalence(outputs, _proof(table, start, found, outputs), found)
 

@@ -99,26 +99,14 @@ class Extraction:
           afresh: whether programs unlike the best one are looked for.
           programs: whether mixed-integer programs are solved at the end.
         """
-        run = turn.run
         work = _Work(self, turn, egraph, steps)
-        clock, made = turn.clock.part(self.rounds_share), 0
-
-        def rounds(*, programs: bool) -> bool:
-            """Extract until nothing changes; return whether the first program was a new one."""
-            nonlocal made
-            first = made
-            while made < self.rounds and not run.out_of_budget(clock):
-                made += 1
-                if not work.round(clock.part(self.exact_share), programs=programs):
-                    return made > first + 1
-                run.report("extracting")
-                programs = False
-            return False
-
-        for begin in (work.begin_with_nothing, work.begin_with_best)[not afresh :]:
-            begin()
-            rounds(programs=False)
-        while programs and rounds(programs=True):
+        clock = turn.clock.part(self.rounds_share)
+        if afresh:
+            work.begin_with_nothing()
+            work.rounds(clock)
+        work.begin_with_best()
+        work.rounds(clock)
+        while programs and work.rounds(clock, programs=True):
             pass
         return work.ranked()
 
@@ -131,7 +119,8 @@ class _Work:
         self.like = turn.reached[0][0].graph
         self.n_outputs = int((np.asarray(self.like.globals.outputs) >= 0).sum())
         self.right = fitting_now(egraph, allowed_lowerings(turn.space.rules.rules))
-        self.begin_with_nothing()
+        self.made = 0  # rounds
+        self.choice: Choice
         self.found = list(turn.reached)
         self.seen: set[tuple[int, int]] = set()
 
@@ -144,6 +133,22 @@ class _Work:
         """Compute the next costs under the best program found, where the e-graph has it."""
         best = followed(self.egraph, self.found[0][0].graph)
         self.choice = Choice(best.node, best.lowering)
+
+    def rounds(self, clock: Stopwatch, *, programs: bool = False) -> bool:
+        """Extract until nothing changes; return whether the first program was a new one.
+
+        Args:
+          clock: for extraction.
+          programs: whether mixed-integer programs are solved for the first one.
+        """
+        first = self.made
+        while self.made < self.config.rounds and not self.turn.run.out_of_budget(clock):
+            self.made += 1
+            if not self.round(clock.part(self.config.exact_share), programs=programs):
+                return self.made > first + 1
+            self.turn.run.report("extracting")
+            programs = False
+        return False
 
     def round(self, clock: Stopwatch, *, programs: bool) -> bool:
         """Extract a program; return whether another one may be better.
