@@ -142,7 +142,9 @@ def equivalent(
         if len(done) >= iterations or not (pairs or staged) or all(_equal(graph, n_outputs)):
             break
         merges = 0 if staged else merging
-    found = replace(found, graph=graph, iterations=tuple(done), history=history)
+    early = found.stop is Stop.ITERATIONS and len(done) < iterations  # between two stages
+    stop = Stop.SECONDS if early else found.stop
+    found = replace(found, graph=graph, iterations=tuple(done), stop=stop, history=history)
     outputs = _equal(found.graph, n_outputs)
     return Equivalence(outputs, _proof(table, start, found, outputs), found)
 

@@ -66,8 +66,7 @@ class EqsatMCTS:
       nodes: see `Tensat` (Hartmann: 2,000).
       simulations: of each round (Hartmann: 128 for each action that is taken).
       rounds: most rounds.
-      patience: rounds in a row that may find nothing better; one for a tree search and one for a
-        plain saturation.
+      patience: rounds in a row that may find nothing better.
       batch: simulations that are made at the same time.
       tree_share: share of a round's time for tree search; the rest is for extraction.
       exact_share: share of the time, at least, for mixed-integer programs, after the last round.
