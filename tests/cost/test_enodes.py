@@ -16,6 +16,7 @@ from xrl_jax.cost.enodes import (
     enode_costs_now,
     fitting_now,
     least_cost_now,
+    no_choice,
 )
 from xrl_jax.cost.model import price
 from xrl_jax.cost.roofline import CostTable, cost_table
@@ -65,18 +66,16 @@ def test_enodes_cost_what_the_nodes_of_the_program_cost(name):
 
 def test_only_allowed_lowerings_are_chosen():
     graph = egraph_of([program_of("attention").graph], BUCKET)
-    nothing = jnp.zeros(BUCKET, jnp.int32)
     right = fitting_now(graph, allowed_lowerings([]))
     assert not np.asarray(right).any()
-    _, lowering = enode_costs_now(costs(), graph, right, Choice(nothing, nothing), ONE)
+    _, lowering = enode_costs_now(costs(), graph, right, no_choice(BUCKET), ONE)
     assert not np.asarray(lowering).any()
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_the_least_cost_is_that_of_an_extracted_program(name):
     graph = egraph_of([program_of(name).graph], BUCKET)
-    nothing = jnp.zeros(BUCKET, jnp.int32)
-    least = least_cost_now(costs(), graph, allowed(), Choice(nothing, nothing), ONE)
+    least = least_cost_now(costs(), graph, allowed(), no_choice(BUCKET), ONE)
     node, lowering = (np.asarray(x) for x in least.choice)
     found = extracted(graph, node, 1, lowering)
     assert float(least.seconds) == pytest.approx(float(price(costs(), found)[1]), rel=0.05)

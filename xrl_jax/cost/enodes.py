@@ -53,6 +53,11 @@ class Choice(NamedTuple):
     lowering: jax.Array  # [N] int32
 
 
+def no_choice(bucket: int) -> Choice:
+    """Return that nothing is chosen: all values count as written to memory."""
+    return Choice(*jnp.zeros((2, bucket), jnp.int32))
+
+
 def allowed_lowerings(rules: Sequence[Rule]) -> jax.Array:
     """Return [len(CHOICES)] bool: the lowerings that some rule may choose."""
     chosen = [r.lowering for r in rules if r.lowering is not None]

@@ -131,9 +131,7 @@ def standard_rules(assume: tuple[str, ...] = (), *, bounded: bool = False) -> tu
     Raises:
       ValueError: an assumption is unknown.
     """
-    _check_assumptions(assume)
-    known = {"finite", "finite-operands"} if "finite" in assume else set[str]()
-    known |= {"finite-operands"} if bounded else set()
+    known = _granted(assume) | ({"finite-operands"} if bounded else set())
     return tuple(r for r in all_rules() if known.issuperset(r.assumes))
 
 
@@ -147,17 +145,19 @@ def proof_rules(assume: tuple[str, ...] = ()) -> tuple[Rule, ...]:
     Raises:
       ValueError: an assumption is unknown.
     """
-    _check_assumptions(assume)
-    return tuple(r for r in load_rules(rules_folder() / _PROOFS) if set(assume) >= set(r.assumes))
+    known = _granted(assume)
+    return tuple(r for r in load_rules(rules_folder() / _PROOFS) if known.issuperset(r.assumes))
 
 
-def _check_assumptions(assume: Sequence[str]) -> None:
+def _granted(assume: Sequence[str]) -> set[str]:
+    """Return what rules may assume."""
     for name in assume:
         if name not in ASSUMPTIONS:
             raise ValueError(
                 f"assume={assume!r}: unknown assumption {name!r} "
                 f"(known: {', '.join(map(repr, ASSUMPTIONS))})"
             )
+    return {"finite", "finite-operands"} if "finite" in assume else set()
 
 
 def available_rules(rules: Iterable[Rule], platform: str) -> list[Rule]:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.cost.enodes import Choice, allowed_lowerings, least_cost_now
+from xrl_jax.cost.enodes import allowed_lowerings, least_cost_now, no_choice
 from xrl_jax.egraph import uct
 from xrl_jax.egraph.arrays import EGraph, grow
 from xrl_jax.egraph.limits import Limits
@@ -96,14 +96,8 @@ class EqsatMCTS:
         allowed = allowed_lowerings(problem.rules.rules)
         for graph, bucket in start_buckets(problem, self.nodes):
             compile_for_egraphs(problem, graph, bucket)
-            unknown = jnp.zeros(bucket, jnp.int32)
-            least_cost_now(
-                problem.oracle.costs,
-                egraph_of([graph], bucket),
-                allowed,
-                Choice(unknown, unknown),
-                jnp.int32(1),
-            )
+            egraph, costs = egraph_of([graph], bucket), problem.oracle.costs
+            least_cost_now(costs, egraph, allowed, no_choice(bucket), jnp.int32(1))
         if self.prior is not None:
             self.prior.compile(problem)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import jax.numpy as jnp
 import numpy as np
 
-from xrl_jax.cost.enodes import Choice, allowed_lowerings, enode_costs_now, fitting_now
+from xrl_jax.cost.enodes import Choice, allowed_lowerings, enode_costs_now, fitting_now, no_choice
 from xrl_jax.egraph.arrays import EGraph
 from xrl_jax.egraph.extraction.extract import extract
 from xrl_jax.egraph.extraction.instance import Instance
@@ -57,9 +57,8 @@ def compile_for_egraphs(problem: Problem, graph: TensorGraph, bucket: int) -> No
     costs = problem.oracle.costs
     egraph = egraph_of([space.start(graph, costs).graph], bucket)
     grow_by(rules, np.zeros(len(rules.rule_of), bool), egraph, bucket)
-    nothing = jnp.zeros(bucket, jnp.int32)
     right = fitting_now(egraph, allowed_lowerings(problem.rules.rules))
-    enode_costs_now(costs, egraph, right, Choice(nothing, nothing), jnp.int32(1))
+    enode_costs_now(costs, egraph, right, no_choice(bucket), jnp.int32(1))
 
 
 @dataclass(frozen=True)
@@ -126,8 +125,7 @@ class _Work:
 
     def begin_with_nothing(self) -> None:
         """Compute the next costs as if all values were written to memory."""
-        nothing = jnp.zeros(self.egraph.bucket, jnp.int32)
-        self.choice = Choice(nothing, nothing)
+        self.choice = no_choice(self.egraph.bucket)
 
     def begin_with_best(self) -> None:
         """Compute the next costs under the best program found, where the e-graph has it."""
